@@ -48,7 +48,9 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.per_step import build_policy, replay_policy
 from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree
-from treeopt.runs.work import Chunk, Make, Recording
+from treeopt.progress import Progress, silent
+from treeopt.runs.batches import BatchRun
+from treeopt.runs.work import Chunk, chunk_name
 from treeopt.texts.answers import AnswerOptions, Drawn, answer_all
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.hidden_states import hidden_states
@@ -216,17 +218,22 @@ def traced(base: Base, heads: MedusaHeads | None, texts: Sequence[Text], drafter
 def learned_from(base: Base, heads: MedusaHeads | None, texts: Texts, tokens: int, chunks: dict[str, Chunk]) -> Learned:
     """The drafter of `learn`, from the sampled answers at hand; forwards over the prompts are kept in `chunks`."""
 
-    def keep(name: str, make: Make) -> Chunk:
-        if name not in chunks:
-            chunks[name] = make()
-        return chunks[name]
+    class Kept(BatchRun[Chunk]):
+        def each(
+            self, part: str, numbers: Sequence[int], make: Callable[[int], Chunk], progress: Progress = silent
+        ) -> Iterator[Chunk]:
+            for number in numbers:
+                name = chunk_name(part, number)
+                if name not in chunks:
+                    chunks[name] = make(number)
+                yield chunks[name]
 
     def drawn(*_given: object, **_options: object) -> Iterator[Drawn]:
         return texts.first(tokens)
 
     options = AnswerOptions(max_new_tokens=128, batch_size=BATCH)
     with mock.patch.object(treeopt.drafting.learn, "draw", drawn):
-        return learn(base, heads, texts.known, Learning(tokens), options=options, recording=Recording(keep=keep))
+        return learn(base, heads, texts.known, Learning(tokens), options=options, run=Kept())
 
 
 def report(

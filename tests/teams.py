@@ -37,5 +37,6 @@ def together(function: Callable[[Processes], R], size: int) -> list[R | BaseExce
             if one.rank:
                 one.close()
 
+    members = team(size)  # held until all have ended, as the first one has the store
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(run, team(size)))
+        return list(pool.map(run, members))

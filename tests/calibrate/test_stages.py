@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from teams import together
 from tiny import chat_base, random_heads, tiny_base
 
-from treeopt.calibrate.job import CalibrationOptions
-from treeopt.calibrate.pipeline import _check_rows, _put, answer_shard, as_calibration, run_calibration
+from treeopt.calibrate.job import CalibrationOptions, Job, job_of
+from treeopt.calibrate.pipeline import _check_rows, _put, answer_shard, as_calibration, calibrate, run_calibration
 from treeopt.calibration import Provenance
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.auto_batch import AutoBatch
+from treeopt.progress import Progress, silent
+from treeopt.runs.processes import Processes
 from treeopt.runs.shards import Shard
-from treeopt.runs.work import Work
+from treeopt.runs.work import Chunk, Work
 
 
 @pytest.mark.parametrize(("options", "sampled", "greedy", "answers"), [
@@ -66,41 +70,62 @@ def test_calibration_of_no_text() -> None:
 
 
 class Noted(Work):
-    """A work folder that notes what processes agree on, and where the other ones end."""
+    """A work folder that notes the batches of a run, and what its processes agree on."""
 
-    def __init__(self, target: Path) -> None:
-        super().__init__(target)
+    def __init__(self, target: Path, **options: Any) -> None:
+        super().__init__(target, **options)
         self.notes: list[str] = []
 
     def agree(self, what: str, value: str) -> None:
         self.notes.append(f"{what} {value}")
+        super().agree(what, value)
 
-    def leader_only(self) -> None:
-        self.notes.append("leader only")
-
-    def chunk(self, name: str, make: Any) -> Any:
-        self.notes.append(name)
-        return super().chunk(name, make)
+    def each(self, part: str, numbers: Sequence[int], make: Any, progress: Progress = silent) -> Iterator[Chunk]:
+        self.notes.append(f"{part} {list(numbers)}")
+        return super().each(part, numbers, make, progress)
 
 
-def test_what_processes_do_together(tmp_path: Path) -> None:
-    """Answers are of all, traces are joined by the first; of a shard, all know the number of batches before."""
+PROMPTS = ["w1 w2", "w3", "w4 w5 w6"]
+OPTIONS: dict[str, Any] = {"max_new_tokens": 3, "batch_size": 2}
+
+
+def divided(folder: Path, work: Callable[[Job], Any], **options: Any) -> list[tuple[Any, list[str]]]:
+    """What each of two processes gets of a calibration in one folder, and the notes of its work."""
+    bases = [chat_base(), chat_base()]  # `generate` changes its model's settings
+    heads, learning = random_heads(bases[0], 2), options.pop("learning", None)
+
+    def run(one: Processes) -> Any:
+        noted = Noted(folder / "run", team=one)
+        chosen = CalibrationOptions(work=noted, **OPTIONS, **options)
+        return work(job_of(bases[one.rank], heads, PROMPTS, chosen, learning=learning)), noted.notes
+
+    found: Any = together(run, 2)
+    return list(found)
+
+
+def test_processes_get_one_calibration(tmp_path: Path) -> None:
+    """The first joins the traces of all to those of one process; the other gets None."""
     base = chat_base()
-    heads, prompts = random_heads(base, 2), ["w1 w2", "w3", "w4 w5 w6"]
-    options: dict[str, Any] = {"max_new_tokens": 3, "batch_size": 2}
-    work = Noted(tmp_path / "run")
-    run_calibration(base, heads, prompts, work=work, **options)
-    answers, traces = ["answers-000000", "answers-000001"], ["traces-000000", "traces-000001"]
-    assert work.notes == [*answers, "leader only", *traces]
-    work = Noted(tmp_path / "shard")
-    made = answer_shard(base, heads, prompts, Learning(0), work=work, shard=Shard(1, 2), **options)
-    assert work.notes == ["answers-000001", "number of batches 1", "leader only"]
-    assert list(made.chunks) == ["answers-000001"]
-    work = Noted(tmp_path / "learned")
-    learned = run_calibration(base, heads, prompts, learning=Learning(0, ngram=False), work=work, **options).learned
-    assert learned is not None
-    ids = " ".join(one.id for one in (learned.drafter, *learned.folds))
-    assert work.notes == [*answers, f"drafter {ids}", "leader only", *traces]
+    alone = run_calibration(base, random_heads(base, 2), PROMPTS, **OPTIONS)
+    (first, notes), other = divided(tmp_path, calibrate)
+    assert notes == ["answers [0, 1]", "traces [0, 1]"]
+    assert other == (None, notes)
+    assert first.calibration.token_hashes == alone.calibration.token_hashes
+    assert np.array_equal(first.calibration.ranks, alone.calibration.ranks)
+    assert [text.answer for text in first.texts] == [text.answer for text in alone.texts]
+
+
+def test_processes_agree_on_what_they_compute_alike(tmp_path: Path) -> None:
+    """The drafters by their ids; of a shard of answers, the number of batches before the folder may be deleted."""
+    (first, notes), other = divided(tmp_path / "learned", calibrate, learning=Learning(0, ngram=False))
+    ids = " ".join(one.id for one in (first.learned.drafter, *first.learned.folds))
+    assert notes == ["answers [0, 1]", f"drafter {ids}", "traces [0, 1]"]
+    assert other == (None, notes)
+    assert first.learned.drafter.source["learning"]["ngram"] is False
+    (part, notes), other = divided(tmp_path / "shard", answer_shard, learning=Learning(0), shard=Shard(1, 2))
+    assert notes == ["answers [1]", "number of batches 1"]
+    assert other == (None, notes)
+    assert (list(part.chunks), part.shard, part.batches) == (["answers-000001"], Shard(1, 2), 2)
 
 
 @pytest.mark.parametrize("drafter", [None, Drafter.heads_only(2, 4)])
@@ -145,8 +170,10 @@ def test_contradictions_are_refused_first(arguments: Any, words: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"shard": Shard(0, 2), "responses": True}])
 def test_shards_of_answers_have_something_to_divide(options: Any) -> None:
     """Without a shard, or with given answers, ValueError."""
+    base = chat_base()
+    job = job_of(base, random_heads(base, 2), [{"text": "w1", "output": "w2"}], CalibrationOptions(**options))
     with pytest.raises(ValueError, match="nothing to divide"):
-        answer_shard("no model", "no heads", ["a"], Learning(), **options)
+        answer_shard(job)
 
 
 def test_heads_of_another_model_are_refused_before_any_answer() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from treeopt.drafting.learn import Learning, learn
 from treeopt.models.base import Base
 from treeopt.models.head_files import LoadedHeads
 from treeopt.ngram_table import NgramTable
-from treeopt.runs.work import Recording
+from treeopt.runs.work import Chunk, pack_rows
 from treeopt.texts.answers import AnswerOptions, Drawn, answer_all, continue_texts
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.hidden_states import hidden_states
@@ -168,17 +168,19 @@ def test_a_calibration_learns_the_models_choices(given: dict[str, float]) -> Non
     assert same_table(run.learned.drafter.ngram_table, counts_of(base, texts, drawn).table())
 
 
-def test_waiting_batches_hold_bytes() -> None:
-    """Before the first forward no token of any row is an integer of Python, which takes tenfold."""
+def test_waiting_batches_hold_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a batch are bytes until its forward, as integers of Python take tenfold."""
     seen: list[type] = []
 
-    def share(makes: Mapping[str, Any], _progress: Any) -> None:
-        seen.extend(type(row) for make in makes.values() for row in make.args[1])
+    def choices(_base: Base, rows: Sequence[bytes], _auto_batch: Any) -> Chunk:
+        seen.extend(map(type, rows))
+        return pack_rows([[0] * (len(row) // 4 - 1) for row in rows])
 
+    monkeypatch.setattr(count_module, "_choices", choices)
     base = tiny_base("llama")
     texts = [Text(f"{i}", [1, 2, i], [3]) for i in range(3)]
     counts = {text.prompt_id: NgramCounts(base.vocab_size) for text in texts}
-    count_texts(base, texts, counts, greedy=False, batch_size=2, recording=Recording(share=share))
+    count_texts(base, texts, counts, greedy=False, batch_size=2)
     assert seen == [bytes] * 3
 
 
@@ -189,11 +191,11 @@ def test_only_distinct_prompts_go_through_the_model(monkeypatch: pytest.MonkeyPa
     texts = answered(base, prompts, NEW)
     seen: list[list[int]] = []
 
-    def recording(base: Base, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    def noting(base: Base, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         seen.extend(map(list, rows))
         return choices_in(base, rows)
 
-    monkeypatch.setattr(count_module, "choices_in", recording)
+    monkeypatch.setattr(count_module, "choices_in", noting)
     learned(base, heads, texts, new=NEW)
     assert sorted(seen) == sorted([*(text.prompt for text in prompts[:9]), [7, 8, 9]])
     assert same(everything(base, texts, greedy=True), counts_of(base, texts))
@@ -207,5 +209,5 @@ def test_progress_counts_what_goes_through_the_model(greedy: bool, note: str, to
     texts = [Text(text.prompt_id, text.prompt, [i]) for i, text in enumerate(texts)]
     calls: list[tuple[int, int, str]] = []
     counts = {text.prompt_id: NgramCounts(base.vocab_size) for text in texts}
-    count_texts(base, texts, counts, greedy=greedy, batch_size=4, recording=Recording(lambda *call: calls.append(call)))
+    count_texts(base, texts, counts, greedy=greedy, batch_size=4, progress=lambda *call: calls.append(call))
     assert calls == [(done, total, note) for done in (*range(0, total, 4), total)]

@@ -200,7 +200,7 @@ MODULES: dict[str, tuple[str, ...] | str] = {
     "models.head_files": ("heads", "heads (.pt)", "config of heads"),
     "models.merged": "the note of a folder that is to be replaced; any fault means that it is not ours",
     "models.tensors": ("heads", "heads (.pt)", "growmap (.pt)", "index of shards"),
-    "runs.division": "what the processes of one run tell each other",
+    "runs.batches": "what the processes of one run tell each other",
     "runs.processes": "what the processes of one run tell each other",
     "texts.prompts": ("prompts .json", "prompts .jsonl", "prompts .parquet", "prompt set"),
     "train.checkpoints": ("note of a training", "mark of a checkpoint"),

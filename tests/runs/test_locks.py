@@ -133,7 +133,7 @@ def test_a_file_system_without_locks(system: str, lock: Lock, tmp_path: Path, mo
 
 def test_imported_without_fcntl() -> None:
     """The module is imported where the system's module of locks is missing, as on Windows."""
-    code = "import sys; sys.modules['fcntl'] = None\nfrom treeopt.files import locks\nassert locks.fcntl is None"
+    code = "import sys; sys.modules['fcntl'] = None\nfrom treeopt.runs import lock\nassert lock.fcntl is None"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

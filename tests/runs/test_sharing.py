@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,26 @@ import pytest
 from teams import team, together
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.runs import stages as sharing_module
+from treeopt.runs import work as sharing_module
 from treeopt.runs.processes import Processes, ProcessFailed
-from treeopt.runs.work import Chunk, Make, Work, chunk_name
+from treeopt.runs.work import Chunk, Work, chunk_name
 
 SETTINGS = {"threads": 1}
 
 
-def making(made: list[str], count: int, first: int = 0) -> dict[str, Make]:
-    """Chunks of numbers, which note their names when they are made."""
+def making(made: list[str]) -> Callable[[int], Chunk]:
+    """What makes chunks of numbers, and notes their names."""
 
-    def make(name: str, number: int) -> Chunk:
-        made.append(name)
+    def make(number: int) -> Chunk:
+        made.append(chunk_name("part", number))
         return {"number": np.array([number])}, {}
 
-    names = [chunk_name("part", first + i) for i in range(count)]
-    return {name: (lambda name=name, i=i: make(name, i)) for i, name in enumerate(names)}  # type: ignore[misc]
+    return make
+
+
+def numbers(chunks: Iterable[Chunk]) -> list[int]:
+    """The numbers in chunks."""
+    return [int(arrays["number"][0]) for arrays, _ in chunks]
 
 
 def begun(folder: Path, **options: Any) -> Callable[[Processes], Work]:
@@ -49,13 +53,11 @@ def test_each_chunk_is_made_once_and_read_by_all(tmp_path: Path, size: int, coun
     made: list[str] = []
 
     def run(one: Processes) -> list[int]:
-        work, makes = begun(tmp_path)(one), making(made, count)
-        work.share(makes)
-        more = making(made, count, first=count)
-        work.share(more)
-        return [int(work.chunk(name, make)[0]["number"][0]) for name, make in (makes | more).items()]
+        work, make = begun(tmp_path)(one), making(made)
+        first = numbers(work.each("part", range(count), make))
+        return first + numbers(work.each("part", range(count, 2 * count), make))
 
-    assert together(run, size) == [[*range(count), *range(count)]] * size
+    assert together(run, size) == [[*range(2 * count)]] * size
     assert sorted(made) == [chunk_name("part", i) for i in range(2 * count)]
 
 
@@ -64,35 +66,30 @@ def test_chunks_that_are_there_are_not_made_again(tmp_path: Path) -> None:
     made: list[str] = []
     alone = Work(tmp_path / "out.safetensors")
     alone.begin(SETTINGS)
-    makes = making(made, 5)
-    for name in list(makes)[1::2]:
-        alone.chunk(name, makes[name])
+    assert numbers(alone.each("part", [1, 3], making(made))) == [1, 3]
+    alone.release()
     made.clear()
     calls: list[int] = []
 
     def run(one: Processes) -> None:
-        begun(tmp_path, resume=True)(one).share(makes, lambda done, total, note: calls.append(done))
+        begun(tmp_path, resume=True)(one).each("part", range(5), making(made), lambda *call: calls.append(call[0]))
 
     assert together(run, 2) == [None, None]
-    assert sorted(made) == list(makes)[::2]
+    assert sorted(made) == [chunk_name("part", i) for i in (0, 2, 4)]
     assert sorted(calls) == [1, 2, 3, 4, 5]
 
 
-def test_only_the_first_process_goes_on_and_deletes(tmp_path: Path) -> None:
-    """After the last shared chunks the others end with status 0, and none of them deletes the folder."""
+def test_only_the_first_process_deletes(tmp_path: Path) -> None:
+    """The others follow it, and none of them deletes the folder."""
 
-    def run(one: Processes) -> str:
+    def run(one: Processes) -> bool:
         work = begun(tmp_path)(one)
-        work.share(making([], 1))
+        work.each("part", range(1), making([]))
         if one.rank:
             work.remove()
-        work.leader_only()
-        return "leads"
+        return work.follows
 
-    first, second = together(run, 2)
-    assert first == "leads"
-    assert isinstance(second, SystemExit)
-    assert second.code == 0
+    assert together(run, 2) == [False, True]
     assert [file.name for file in sorted((tmp_path / "out.safetensors.partial").iterdir())] == [
         "begun.json",
         "part-000000.safetensors",
@@ -101,19 +98,19 @@ def test_only_the_first_process_goes_on_and_deletes(tmp_path: Path) -> None:
 
 def test_chunks_are_not_deleted_before_all_processes_see_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first process may delete the folder after the last chunks: a slower one has looked at them by then."""
-    whole = sharing_module.Stages.await_files
+    whole = Work._await_files
 
-    def slow(self: sharing_module.Stages, files: Sequence[Path]) -> None:
-        if self.team.rank:
+    def slow(self: Work, files: Sequence[Path]) -> None:
+        if self.follows:
             time.sleep(0.3)
         whole(self, files)
 
     monkeypatch.setattr(sharing_module, "_VISIBLE", 0.2)
-    monkeypatch.setattr(sharing_module.Stages, "await_files", slow)
+    monkeypatch.setattr(Work, "_await_files", slow)
 
     def run(one: Processes) -> None:
         work = begun(tmp_path)(one)
-        work.share(making([], 2))
+        work.each("part", range(2), making([]))
         work.remove()
 
     assert together(run, 2) == [None, None]
@@ -170,20 +167,18 @@ def test_a_stopped_run_stores_the_chunks_in_flight(tmp_path: Path) -> None:
     both = threading.Barrier(2)
 
     def run(one: Processes) -> None:
-        work, whole = begun(tmp_path)(one), making(made, 6)
+        work = begun(tmp_path)(one)
 
-        def in_flight(make: Make) -> Chunk:
+        def in_flight(number: int) -> Chunk:
             both.wait()
             if one.rank == 0:
                 work.stop()
             both.wait()
-            return make()
+            return making(made)(number)
 
-        work.share({name: (lambda make=make: in_flight(make)) for name, make in whole.items()})  # type: ignore[misc]
+        work.each("part", range(6), in_flight)
 
-    first, second = together(run, 2)
-    assert isinstance(first, KeyboardInterrupt)
-    assert isinstance(second, SystemExit)
+    assert all(isinstance(error, KeyboardInterrupt) for error in together(run, 2))
     assert sorted(made) == ["part-000000", "part-000001"]
     assert Work(tmp_path / "out.safetensors", resume=True).chunks == 2
 
@@ -197,7 +192,7 @@ def test_an_error_of_another_process_ends_the_first(tmp_path: Path) -> None:
             assert one.fail(TreeoptError(Code.OUT_OF_MEMORY, "full", at="here").as_dict())
             return
         try:
-            work.share(making([], 3))
+            work.each("part", range(3), making([]))
         finally:
             one.close()
 

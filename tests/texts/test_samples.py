@@ -10,7 +10,6 @@ from drafters import answered, planted, prompts_of
 
 from treeopt.models.base import Base
 from treeopt.progress import Progress, silent
-from treeopt.runs.work import Recording
 from treeopt.texts import samples as draw_module
 from treeopt.texts.answers import Drawn, left_padded, sample_texts
 from treeopt.texts.encode import Text
@@ -24,7 +23,7 @@ def drawn(
 ) -> list[Text]:
     """Text drawn at a temperature at which no two answers are alike."""
     drawing = Drawing(tokens, 3.0, 5, NEW, batch_size)
-    return [one.text for one in draw(base, texts, drawing, recording=Recording(progress))]
+    return [one.text for one in draw(base, texts, drawing, progress=progress)]
 
 
 def ending(base: Base) -> Base:
@@ -120,7 +119,7 @@ def test_a_model_without_a_choice_ends_the_drawing() -> None:
     texts = answered(base, prompts_of(1, 3), NEW)
     calls: list[tuple[int, int, str]] = []
     drawing = Drawing(10**12, 1e-4, 0, NEW, 4)
-    found = [one.text for one in draw(base, texts, drawing, recording=Recording(lambda *what: calls.append(what)))]
+    found = [one.text for one in draw(base, texts, drawing, progress=lambda *what: calls.append(what))]
     assert 0 < size(found) <= 4 * 6 * NEW
     assert calls[-2][2] == "tokens sampled, 0% of the answers new"
     assert calls[-1] == (size(found), size(found), "tokens sampled, no more answers are new")
@@ -131,10 +130,10 @@ def test_each_batch_is_handed_on_when_it_is_finished() -> None:
     base, _ = planted()
     texts = answered(base, prompts_of(1, 9), NEW)
     done: list[int] = []
-    answers = draw(base, texts, Drawing(200, 3.0, 5, NEW, 4), recording=Recording(lambda *what: done.append(what[0])))
+    answers = draw(base, texts, Drawing(200, 3.0, 5, NEW, 4), progress=lambda *what: done.append(what[0]))
     so_far = 0
     for one in answers:
         so_far += len(one.text.answer)
         assert done[-1] - 4 * NEW < so_far <= done[-1]
-    assert list(draw(base, texts, Drawing(0, 3.0, 5, NEW, 4), recording=Recording(lambda *what: done.clear()))) == []
+    assert list(draw(base, texts, Drawing(0, 3.0, 5, NEW, 4), progress=lambda *what: done.clear())) == []
     assert done

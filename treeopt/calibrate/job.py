@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibration import MAX_RANKS, Provenance
+from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
+from treeopt.drafting.ngram import check_drafter
 from treeopt.models.base import Base
 from treeopt.models.compatibility import heads_like
-from treeopt.models.given import GivenHeads, GivenModel, as_draft, as_heads
-from treeopt.models.head_files import LoadedHeads
+from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.heads import MedusaHeads
-from treeopt.progress import Progress
+from treeopt.progress import Progress, silent
+from treeopt.runs.batches import ALONE, BatchRun
 from treeopt.runs.shards import Shard
-from treeopt.runs.work import Keep, Recording, Share, Work, unsaved, unshared
+from treeopt.runs.work import Chunk, Work
 from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.prompts import GivenPrompts, PromptSet, as_prompt_set
 
@@ -67,14 +70,28 @@ class CalibrationOptions(AnswerOptions):
 
 @dataclass(frozen=True)
 class Job:
-    """The inputs of a calibration, loaded and checked."""
+    """The inputs of a calibration, loaded and checked.
+
+    Args:
+        base: the base model.
+        heads: on the base's device and in its dtype.
+        draft: the draft model.
+        prompts: to answer, or with their answers.
+        options: how they are answered and traced.
+        made_for: name and id of the base and of the heads; empty without heads.
+        drafter: whose candidates are ranked; None for the heads alone, and where one is learned.
+        learning: how a drafter is learned, if one is.
+        progress: called after each batch.
+    """
 
     base: Base
-    loaded: LoadedHeads | None
-    heads: MedusaHeads | None  # on the base's device and in its dtype
+    heads: MedusaHeads | None
     draft: Base | None
     prompts: PromptSet
     options: CalibrationOptions
+    made_for: dict[str, str]
+    drafter: Drafter | None
+    learning: Learning | None
     progress: Progress
 
     @property
@@ -83,53 +100,55 @@ class Job:
         return min(MAX_RANKS, self.base.vocab_size)
 
     @property
-    def keep(self) -> Keep:
-        """Stores the chunks of the work."""
-        return unsaved if self.options.work is None else self.options.work.chunk
+    def run(self) -> BatchRun[Chunk]:
+        """Makes, stores and divides the batches."""
+        return ALONE if self.options.work is None else self.options.work
 
     @property
-    def share(self) -> Share:
-        """Divides chunks of the work among processes."""
-        return unshared if self.options.work is None else self.options.work.share
-
-    @property
-    def recording(self) -> Recording:
-        """How the work is reported, stored and divided."""
-        return Recording(self.progress, self.keep, self.share)
-
-    @property
-    def made_for(self) -> dict[str, str]:
-        """Name and id of the base and of the heads; empty without heads."""
-        name, heads_id = ("", "") if self.loaded is None else (self.loaded.name, self.loaded.fingerprint)
-        return {"model": self.base.name, "model_id": self.base.fingerprint, "heads": name, "heads_id": heads_id}
+    def drafter_id(self) -> str:
+        """Of the given drafter."""
+        return "" if self.drafter is None else self.drafter.id
 
 
 def job_of(
-    base: Base, heads: GivenHeads | None, prompts: GivenPrompts, options: CalibrationOptions, progress: Progress
+    model: GivenModel,
+    heads: GivenHeads | None,
+    prompts: GivenPrompts,
+    options: CalibrationOptions,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    drafter: Drafter | None = None,
+    learning: Learning | None = None,
+    progress: Progress = silent,
 ) -> Job:
-    """The inputs, loaded and checked.
-
-    Raises:
-        TreeoptError: E212 and E213 where heads or draft model do not fit; as `load_heads`.
-    """
+    """The arguments of `run_calibration`, loaded and checked; its errors."""
+    if not isinstance(learning, (Learning, NoneType)):
+        raise TypeError(f"learning is treeopt.Learning or None, not an object of type {type(learning).__name__}")
+    _check_drafts(heads is not None, options.draft is not None, drafter, learning)
+    base = as_base(model, tokenizer)
     draft = as_draft(options.draft, base)
     chosen = as_prompt_set(prompts, answers=options.responses)
-    if heads is None:
-        return Job(base, None, None, draft, chosen, options, progress)
-    loaded = as_heads(heads)
-    return Job(base, loaded, heads_like(base, loaded.heads, loaded.name), draft, chosen, options, progress)
+    made_for = {"model": base.name, "model_id": base.fingerprint, "heads": "", "heads_id": ""}
+    used = None
+    if heads is not None:
+        loaded = as_heads(heads)
+        used = heads_like(base, loaded.heads, loaded.name)
+        made_for |= {"heads": loaded.name, "heads_id": loaded.fingerprint}
+    if drafter is not None:
+        check_drafter(drafter, base, used, draft)
+    return Job(base, used, draft, chosen, options, made_for, drafter, learning, progress)
 
 
-def source_of(job: Job, learning: Learning) -> dict[str, Any]:
-    """The origin of a learned drafter, as its file stores it."""
+def source_of(job: Job) -> dict[str, Any]:
+    """The origin of the learned drafter, as its file stores it."""
     return {
         **job.made_for,
         **({} if job.draft is None else {"draft": job.draft.name, "draft_id": job.draft.fingerprint}),
         "dtype": job.base.dtype_name,
         "prompts": {job.prompts.sha256: job.prompts.name},
-        "rows": [job.prompts.prompts[0].row, job.prompts.prompts[-1].row],
+        "rows": _rows(job.prompts),
         "max_new_tokens": job.options.max_new_tokens,
-        "learning": dataclasses.asdict(learning),
+        "learning": _learning_of(job),
         "made_by": job.base.versions(),
     }
 
@@ -145,41 +164,47 @@ def provenance_of(job: Job, drafter_id: str) -> Provenance:
     }
     if job.options.sampled:
         settings["temperature"] = float(job.options.temperature)
+    prompts = {job.prompts.sha256: job.prompts.name}
     made_for: dict[str, Any] = job.made_for
-    return Provenance(
-        **made_for,
-        settings=settings,
-        prompts={job.prompts.sha256: job.prompts.name},
-        made_by=job.base.versions(),
-        drafter_id=drafter_id,
-    )
+    made_by = job.base.versions()
+    return Provenance(**made_for, settings=settings, prompts=prompts, made_by=made_by, drafter_id=drafter_id)
 
 
-def settings_of(job: Job, learning: Learning | None, drafter_id: str) -> dict[str, Any]:
-    """All that the chunks of a run depend on, in types of JSON; equal in all shards of a run.
-
-    Args:
-        job: the inputs.
-        learning: how a drafter is learned, if one is.
-        drafter_id: of the drafter whose candidates are ranked; empty for the heads alone, and where one is learned.
-    """
-    made_for: Mapping[str, Any] = {
-        "model_id": job.base.fingerprint,
-        "heads_id": "" if job.loaded is None else job.loaded.fingerprint,
-        "draft_id": "" if job.draft is None else job.draft.fingerprint,
-        "drafter_id": drafter_id,
-    }
+def settings_of(job: Job) -> dict[str, Any]:
+    """All that the chunks of a run depend on, in types of JSON; equal in all shards of a run."""
     return {
-        **made_for,
+        "model_id": job.made_for["model_id"],
+        "heads_id": job.made_for["heads_id"],
+        "draft_id": "" if job.draft is None else job.draft.fingerprint,
+        "drafter_id": job.drafter_id,
         "prompts": job.prompts.sha256,
-        "rows": [job.prompts.prompts[0].row, job.prompts.prompts[-1].row],
+        "rows": _rows(job.prompts),
         "batch_size": job.options.batches,
-        **provenance_of(job, drafter_id).settings,
+        **provenance_of(job, job.drafter_id).settings,
         "kind": "dynamic" if job.options.steps else "static",
-        "learning": None if learning is None else dataclasses.asdict(learning),
+        "learning": _learning_of(job),
         **job.base.versions(),
         "threads": torch.get_num_threads(),  # sums are rounded differently
     }
+
+
+def _check_drafts(heads: bool, draft: bool, drafter: Drafter | None, learning: Learning | None) -> None:
+    """Raise ValueError where nothing would draft, or both heads and a draft model would."""
+    if heads and draft:
+        raise ValueError("both heads and a draft model are given: leave one out")
+    if not heads and drafter is None and learning is None:
+        raise ValueError("heads is None: drafter=treeopt.load_drafter(FILE) or learning=treeopt.Learning() is needed")
+    if not heads and not draft and learning is not None and not learning.ngram:
+        raise ValueError("heads is None and learning.ngram is off, so nothing drafts")
+
+
+def _rows(prompts: PromptSet) -> list[int]:
+    """The first and the last row."""
+    return [prompts.prompts[0].row, prompts.prompts[-1].row]
+
+
+def _learning_of(job: Job) -> dict[str, Any] | None:
+    return None if job.learning is None else dataclasses.asdict(job.learning)
 
 
 def _template_hash(base: Base, used: bool) -> str:

@@ -1,16 +1,17 @@
-"""Calibrate: encode prompts, answer them, learn a drafter (where one is to be learned), trace the answers.
+"""Calibrate in four steps: encode prompts, answer them, learn a drafter (where there is to be one), trace the answers.
 
-The answers are generated in batches; then one teacher-forced forward a batch gives the hidden states of all positions,
-from which the drafter ranks every true token. (The reference implementation runs its heads at every step.)
+Batches are formed once, of the prompts' lengths. A batch has its number, which seeds its sampling and names its chunks,
+so its result does not depend on the batches that are made before it, or elsewhere. One teacher-forced forward a batch
+gives the hidden states of all positions, from which the drafter ranks every true token. (The reference implementation
+runs its heads at every step.)
 """
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -23,18 +24,22 @@ from treeopt.calibration import NONE, Calibration, Provenance
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.learn import Learned, Learning, learn
-from treeopt.drafting.ngram import check_drafter
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import Target, TextTraces, trace_texts
 from treeopt.models.auto_batch import in_parts
-from treeopt.models.given import GivenHeads, GivenModel, as_base
+from treeopt.models.given import GivenHeads, GivenModel
 from treeopt.progress import Progress, silent
 from treeopt.runs.shards import AnswerShard, CalibrationShard, answers_name
-from treeopt.runs.work import Chunk, Keep, chunk_name, damaged_part, pack_rows, unpack_rows
+from treeopt.runs.work import Chunk, damaged_part, pack_rows, unpack_rows
 from treeopt.texts.answers import answer_batch, answer_batches, collect
 from treeopt.texts.encode import Encoded, Text, encode_prompts
 from treeopt.texts.prompts import GivenPrompts, Skipped
 from treeopt.traces import StepTraces, TargetTraces, joined
+
+Batches = Mapping[int, Sequence[Text]]  # prompts by the number of their batch among those of all shards
+_STEPS = ("node_rank", "expected_tokens", "confidence")
+_TARGET = ("probability", "places")
+_LENGTHS = "lengths"  # of the texts of a chunk, in rows
 
 
 def run_calibration(
@@ -67,8 +72,7 @@ def run_calibration(
 
     Raises:
         TreeoptError: E212 where the heads do not fit the base, E213 where the draft model does not, E223 where the
-            drafter does not, E303 where every prompt
-            is too long; as `load_base`, `load_heads`, `load_prompts` and `encode`.
+            drafter does not, E303 where every prompt is too long; those of the loaders.
         TypeError: where model, heads, prompts, drafter or learning are of another type, or there is no such option.
         ValueError: where a number is out of range, neither heads nor an n-gram table would draft, or a drafter would be
             learned from a shard.
@@ -82,82 +86,58 @@ def run_calibration(
         4
     """
     chosen = CalibrationOptions(**options)
-    if not isinstance(learning, (Learning, NoneType)):
-        raise TypeError(f"learning is treeopt.Learning or None, not an object of type {type(learning).__name__}")
-    _check_drafts(heads is not None, chosen.draft is not None, drafter, learning)
     if chosen.shard is not None and learning is not None:
         raise ValueError("shard and learning are both given: use answer_shard, then learn from all answers")
-    job = job_of(as_base(model, tokenizer), heads, prompts, chosen, progress)
-    if drafter is not None:
-        check_drafter(drafter, job.base, job.heads, job.draft)
-    known = "" if drafter is None else drafter.id
-    begun = _begin(job, learning, known)
-    texts, turns = answered(job, begun.batches, job.keep)
-    learned = None if learning is None else _learned(job, texts, learning)
-    drafts = drafts_of(job, texts, learned or drafter)
-    traced = traced_texts(job, begun.batches, texts, drafts)
-    check_whole(texts, [text.prompt_id for _, batch in begun.batches for text in batch], chosen.max_new_tokens)
-    provenance = provenance_of(job, known if learned is None else learned.drafter.id)
-    calibration = as_calibration(texts, traced, job.top_k, provenance, levels=drafts.levels)
+    given: dict[str, Any] = {"tokenizer": tokenizer, "drafter": drafter, "learning": learning, "progress": progress}
+    run = calibrate(job_of(model, heads, prompts, chosen, **given))
+    assert run is not None, "only commands divide a run among processes"
+    return run
+
+
+def calibrate(job: Job) -> CalibrationRun | None:
+    """The four steps; None in a process that follows another."""
+    begun = _begin(job)
+    texts, turns = _answered(job, begun.batches)
+    learned = None if job.learning is None else _learned(job, texts, job.learning)
+    proposers, levels = _proposers(job, texts, learned or job.drafter)
+    traced = _traced(job, begun.batches, texts, proposers, levels)
+    if traced is None:
+        return None
+    skipped, cut, shard = begun.encoded.skipped, begun.encoded.answers_cut, job.options.shard
+    budget = job.options.max_new_tokens
+    check_whole(texts, [text.prompt_id for batch in begun.batches.values() for text in batch], budget)
+    provenance = provenance_of(job, job.drafter_id if learned is None else learned.drafter.id)
+    calibration = as_calibration(texts, traced, job.top_k, provenance, levels=levels)
     num_heads = 0 if job.heads is None else job.heads.num_heads
-    skipped, cut = begun.encoded.skipped, begun.encoded.answers_cut
     part = None
-    if chosen.shard is not None:
+    if shard is not None:
         left_out = tuple(map(vars, skipped)), tuple(map(vars, turns))
-        part = CalibrationShard(calibration, chosen.shard, begun.total, begun.settings, num_heads, cut, *left_out)
+        part = CalibrationShard(calibration, shard, begun.total, begun.settings, num_heads, cut, *left_out)
     return CalibrationRun(calibration, (*skipped, *turns), cut, num_heads, learned, tuple(texts), part)
 
 
-def answer_shard(
-    model: GivenModel,
-    heads: GivenHeads | None,
-    prompts: GivenPrompts,
-    learning: Learning,
-    *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    progress: Progress = silent,
-    **options: Any,
-) -> AnswerShard:
-    """Answer the prompts of one shard of a calibration with a drafter that is learned.
+def answer_shard(job: Job) -> AnswerShard | None:
+    """The answers to the prompts of one shard, where a drafter is learned; None in a process that follows another.
 
     A drafter is learned from all texts, so only the answers are divided. `treeopt.calibrate.results.fill_work` joins
     them to an unfinished run, which `run_calibration` continues.
 
-    Args:
-        model: as for `run_calibration`.
-        heads: as for `run_calibration`.
-        prompts: as for `run_calibration`.
-        learning: how the drafter will be learned.
-        tokenizer: as for `run_calibration`.
-        progress: called after each batch.
-        options: fields of `CalibrationOptions`, `shard` among them.
-
     Raises:
-        TreeoptError: as `run_calibration`.
-        ValueError: as `run_calibration`; where there is no shard, or the answers are given.
+        ValueError: where there is no shard, or the answers are given.
     """
-    chosen = CalibrationOptions(**options)
-    if chosen.shard is None or chosen.responses:
+    shard = job.options.shard
+    if shard is None or job.options.responses:
         raise ValueError("shard is None, or the answers are given: there is nothing to divide")
-    _check_drafts(heads is not None, chosen.draft is not None, None, learning)
-    job = job_of(as_base(model, tokenizer), heads, prompts, chosen, progress)
-    begun = _begin(job, learning, "")
+    begun = _begin(job)
     chunks: dict[str, Chunk] = {}
-
-    def keep(name: str, make: Callable[[], Chunk]) -> Chunk:
-        chunks[name] = job.keep(name, make)
-        return chunks[name]
-
-    answered(job, begun.batches, keep)
-    if chosen.work is not None:
-        chosen.work.agree("number of batches", str(len(chunks)))  # all have read them before the folder is deleted
-        chosen.work.leader_only()
-    return AnswerShard(chosen.shard, begun.total, begun.settings, chunks)
+    _answered(job, begun.batches, chunks)
+    job.run.agree("number of batches", str(len(chunks)))  # all have read them before the folder is deleted
+    return None if job.run.follows else AnswerShard(shard, begun.total, begun.settings, chunks)
 
 
 @dataclass(frozen=True)
 class _Begun:
-    """The prompts of a run, and their batches of its shard with their numbers among all `total` batches."""
+    """Step one: the prompts of a run, and the batches of its shard; all shards have `total`."""
 
     settings: dict[str, Any]
     encoded: Encoded
@@ -165,31 +145,49 @@ class _Begun:
     total: int
 
 
-def _begin(job: Job, learning: Learning | None, drafter_id: str) -> _Begun:
-    """Begin or continue the work folder, and form the batches."""
+def _begin(job: Job) -> _Begun:
+    """Begin or continue the work folder, encode the prompts, and form the batches."""
     options, shard = job.options, job.options.shard
-    settings = settings_of(job, learning, drafter_id)
+    settings = settings_of(job)
     if options.work is not None:
         options.work.begin({**settings, "shard": None if shard is None else str(shard)})
     budget, template = options.max_new_tokens, options.chat_template
     encoded = encode_prompts(job.base, job.prompts, budget, chat_template=template, scored=options.responses)
     batches = answer_batches(encoded.texts, options)
-    chosen = [(number, batch) for number, batch in enumerate(batches) if shard is None or shard.has(number)]
+    chosen = {number: batch for number, batch in enumerate(batches) if shard is None or shard.has(number)}
     return _Begun(settings, encoded, chosen, len(batches))
 
 
-def _check_drafts(heads: bool, draft: bool, drafter: Drafter | None, learning: Learning | None) -> None:
-    """Raise ValueError where nothing would draft, or both heads and a draft model would."""
-    if heads and draft:
-        raise ValueError("both heads and a draft model are given: leave one out")
-    if not heads and drafter is None and learning is None:
-        raise ValueError("heads is None: drafter=treeopt.load_drafter(FILE) or learning=treeopt.Learning() is needed")
-    if not heads and not draft and learning is not None and not learning.ngram:
-        raise ValueError("heads is None and learning.ngram is off, so nothing drafts")
+def _answered(job: Job, batches: Batches, kept: dict[str, Chunk] | None = None) -> tuple[list[Text], list[Skipped]]:
+    """Step two: the texts with their answers, generated or given, by prompt id, and the turns that did not fit.
+
+    The chunks of generated answers are added to `kept`.
+    """
+    if job.options.responses:
+        return sorted((text for batch in batches.values() for text in batch), key=lambda text: text.prompt_id), []
+    fresh: dict[int, tuple[list[Text], list[Skipped]]] = {}
+
+    def make(number: int) -> Chunk:
+        texts, _ = fresh[number] = answer_batch(job.base, batches[number], job.options, number)
+        return pack_rows([text.answer for text in texts], prompt_ids=[text.prompt_id for text in texts])
+
+    made = job.run.each("answers", list(batches), make, job.progress)
+
+    def read() -> Iterator[tuple[list[Text], list[Skipped]]]:
+        for (number, batch), chunk in zip(batches.items(), made, strict=True):
+            if kept is not None:
+                kept[answers_name(number)] = chunk
+            if number in fresh:
+                yield fresh.pop(number)
+            else:  # an earlier run, or another process, has made them
+                known = dict(zip(chunk[1]["prompt_ids"], unpack_rows(chunk), strict=True))
+                yield answer_batch(job.base, batch, job.options, number, known=known)
+
+    return collect(list(batches.values()), read(), lambda done, total: job.progress(done, total, "answers"))
 
 
 def _learned(job: Job, texts: Sequence[Text], learning: Learning) -> Learned:
-    """A drafter from the texts, the same in all processes of the run."""
+    """Step three: a drafter from the texts, the same in all processes of the run."""
     learned = learn(
         job.base,
         job.heads,
@@ -197,111 +195,79 @@ def _learned(job: Job, texts: Sequence[Text], learning: Learning) -> Learned:
         learning,
         options=job.options,
         draft=job.draft,
-        source=source_of(job, learning),
-        recording=job.recording,
+        run=job.run,
+        progress=job.progress,
     )
-    if job.options.work is not None:
-        job.options.work.agree("drafter", " ".join(one.id for one in (learned.drafter, *learned.folds)))
+    learned = dataclasses.replace(learned, drafter=dataclasses.replace(learned.drafter, source=source_of(job)))
+    if job.run.team is not None:
+        job.run.agree("drafter", " ".join(one.id for one in (learned.drafter, *learned.folds)))
     return learned
 
 
-Batches = Sequence[tuple[int, Sequence[Text]]]  # numbers and prompts
-_STEPS = ("node_rank", "expected_tokens", "confidence")
-_TARGET = ("probability", "places")
-_LENGTHS = "lengths"  # of the texts of a chunk, in rows
-
-
-def answered(job: Job, batches: Batches, keep: Keep) -> tuple[list[Text], tuple[Skipped, ...]]:
-    """The texts of the batches with their answers, generated or given, by prompt id; `keep` stores the generated ones.
-
-    Returns:
-        The texts, and the turns that did not fit into the context.
-    """
-    if job.options.responses:
-        return sorted((text for _, batch in batches for text in batch), key=lambda text: text.prompt_id), ()
-    numbers = [number for number, _ in batches]
-
-    makes = {answers_name(number): functools.partial(_answer, job, number, batch) for number, batch in batches}
-    job.share(makes, job.progress)
-
-    def answer(place: int, batch: Sequence[Text]) -> tuple[list[Text], list[Skipped]]:
-        name = answers_name(numbers[place])
-        chunk = keep(name, makes[name])
-        known = dict(zip(chunk[1]["prompt_ids"], unpack_rows(chunk), strict=True))
-        return answer_batch(job.base, batch, job.options, numbers[place], known=known)
-
-    whole = [batch for _, batch in batches]
-    texts, skipped = collect(whole, answer, lambda done, total: job.progress(done, total, "answers"))
-    return texts, tuple(skipped)
-
-
-def _answer(job: Job, number: int, batch: Sequence[Text]) -> Chunk:
-    """The answers to one batch."""
-    texts, _ = answer_batch(job.base, batch, job.options, number)
-    return pack_rows([text.answer for text in texts], prompt_ids=[text.prompt_id for text in texts])
-
-
-@dataclass(frozen=True, eq=False)
-class Drafts:
-    """What ranks the tokens of the texts.
-
-    Args:
-        proposers: of each text, by prompt id.
-        levels: of the traces.
-        step_depth: of the traced per-step trees; 0 traces none.
-        first: the name of the first level, for progress.
-    """
-
-    proposers: dict[str, Proposer]
-    levels: int
-    step_depth: int
-    first: str
-
-
-def drafts_of(job: Job, texts: Sequence[Text], drafter: Learned | Drafter | None) -> Drafts:
-    """The heads, one drafter, or for each text the learned drafter that left the text out."""
+def _proposers(job: Job, texts: Sequence[Text], drafter: Learned | Drafter | None) -> tuple[dict[str, Proposer], int]:
+    """What ranks the tokens of each text, by prompt id, and its levels: the heads, a drafter, or a fold's drafter."""
     if isinstance(drafter, Learned):
-        proposers = drafter.proposers(job.base, job.heads, texts, job.draft)
-        depth = levels = drafter.drafter.depth
+        proposers, levels = drafter.proposers(job.base, job.heads, texts, job.draft), drafter.drafter.depth
     else:
         one = proposer_for(job.base, job.heads, drafter, job.draft)
         proposers, levels = [one] * len(texts), one.depth
-        depth = 0 if drafter is None else drafter.depth
-    by_prompt = {text.prompt_id: proposer for text, proposer in zip(texts, proposers, strict=True)}
-    first = "head 1" if drafter is None else "level 1"
-    return Drafts(by_prompt, levels, depth if job.options.steps else 0, first)
+    return {text.prompt_id: proposer for text, proposer in zip(texts, proposers, strict=True)}, levels
 
 
-def traced_texts(job: Job, batches: Batches, texts: Sequence[Text], drafts: Drafts) -> list[TextTraces]:
-    """The traces of all texts, in their order, as one part; none where there is no text.
+def _traced(
+    job: Job, batches: Batches, texts: Sequence[Text], proposers: Mapping[str, Proposer], levels: int
+) -> list[TextTraces] | None:
+    """Step four: the traces of all texts, in their order, as one part; none where there is no text.
 
     Each batch is traced with the later turns of its dialogues. Its rows are copied to arrays of all texts, so that no
-    trace is in memory twice.
+    trace is in memory twice. None in a process that follows another.
     """
-    target = Target.at_temperature(job.options.temperature, job.base.vocab_size) if job.options.sampled else None
-    number_of = {text.prompt_id: number for number, batch in batches for text in batch}
-    of_batch: dict[int, list[int]] = {number: [] for number, _ in batches}
+    number_of = {text.prompt_id: number for number, batch in batches.items() for text in batch}
+    of_batch: dict[int, list[int]] = {number: [] for number in batches}  # places of its texts among all
     for place, text in enumerate(texts):
         of_batch[number_of[text.dialogue]].append(place)
+    drafted = job.drafter is not None or job.learning is not None
+    depth = levels if drafted and job.options.steps else 0
+
+    def make(number: int) -> Chunk:
+        return _trace(job, [texts[place] for place in of_batch[number]], proposers, depth)
+
+    made = job.run.each("traces", list(of_batch), make, job.progress)
+    if job.run.follows:
+        return None
     ends = np.cumsum([len(text.answer) for text in texts], dtype=np.int64)
-    makes = {
-        chunk_name("traces", number): functools.partial(_trace, job, [texts[place] for place in places], drafts, target)
-        for number, places in of_batch.items()
-    }
-    job.share(makes, job.progress)
-    if job.options.work is not None:
-        job.options.work.leader_only()
     whole: dict[str, NDArray[Any]] = {}
     done = hits = trials = 0
-    for (name, make), places in zip(makes.items(), of_batch.values(), strict=True):
-        arrays, _ = job.keep(name, make)
+    for (arrays, _), places in zip(made, of_batch.values(), strict=True):
         _check_rows(arrays, [len(texts[place].answer) for place in places])
         _put(whole, arrays, ends, places)
         hits += int(np.count_nonzero(arrays["ranks"][:, 0] == 0))
         trials += int(np.count_nonzero(arrays["ranks"][:, 0] != NONE))
         done += len(places)
-        job.progress(done, len(texts), f"{drafts.first} top-1 {hits / max(trials, 1):.1%}")
-    return [_traced(whole)] if whole else []
+        first = "level 1" if drafted else "head 1"
+        job.progress(done, len(texts), f"{first} top-1 {hits / max(trials, 1):.1%}")
+    return [_of_arrays(whole)] if whole else []
+
+
+def _trace(job: Job, batch: Sequence[Text], proposers: Mapping[str, Proposer], depth: int) -> Chunk:
+    """Traces of the texts of one batch; a few at a time, as later turns make them more than the batch size."""
+    options, traced = job.options, list[TextTraces]()
+    target = Target.at_temperature(options.temperature, job.base.vocab_size) if options.sampled else None
+
+    def trace(texts: Sequence[Text]) -> list[TextTraces]:
+        chosen = [proposers[text.prompt_id] for text in texts]
+        return trace_texts(job.base, chosen, texts, job.top_k, step_depth=depth, target=target)
+
+    for start in range(0, len(batch), options.batch_size):
+        traced += in_parts(options.auto_batch, batch[start : start + options.batch_size], trace)
+    arrays: dict[str, NDArray[Any]] = {
+        "ranks": np.concatenate([one.ranks for one in traced]),
+        _LENGTHS: np.array([len(one.ranks) for one in traced], np.int64),
+    }
+    steps, drawn = joined([one.steps for one in traced]), joined([one.target for one in traced])
+    for names, record in ((_STEPS, steps), (_TARGET, drawn)):
+        arrays |= {name: getattr(record, name) for name in names if getattr(record, name, None) is not None}
+    return arrays, {}
 
 
 def _check_rows(arrays: Mapping[str, NDArray[Any]], lengths: Sequence[int]) -> None:
@@ -315,14 +281,7 @@ def _check_rows(arrays: Mapping[str, NDArray[Any]], lengths: Sequence[int]) -> N
 def _put(
     whole: dict[str, NDArray[Any]], arrays: Mapping[str, NDArray[Any]], ends: NDArray[np.int64], places: Sequence[int]
 ) -> None:
-    """Copy the rows of a chunk's texts to arrays of all texts, which are made with the first chunk.
-
-    Args:
-        whole: the arrays, by name.
-        arrays: of the chunk.
-        ends: int64 [S], of the rows of each text in `whole`.
-        places: of the chunk's texts among all texts, in their order in the chunk.
-    """
+    """Copy the rows of a chunk's texts to the arrays of all texts, in which the rows of text i end at `ends[i]`."""
     for name, rows in arrays.items():
         if name == _LENGTHS:
             continue
@@ -334,33 +293,8 @@ def _put(
             whole[name][ends[place] - length : ends[place]] = rows[first:last]
 
 
-def _trace(job: Job, batch: Sequence[Text], drafts: Drafts, target: Target | None) -> Chunk:
-    """Traces of the texts of one batch; a few at a time, as later turns make them more than the batch size."""
-    traced: list[TextTraces] = []
-
-    def trace(texts: Sequence[Text]) -> list[TextTraces]:
-        proposers = [drafts.proposers[text.prompt_id] for text in texts]
-        return trace_texts(job.base, proposers, texts, job.top_k, step_depth=drafts.step_depth, target=target)
-
-    for start in range(0, len(batch), job.options.batch_size):
-        traced += in_parts(job.options.auto_batch, batch[start : start + job.options.batch_size], trace)
-    return _packed(traced)
-
-
-def _packed(traced: Sequence[TextTraces]) -> Chunk:
-    """The traces of a batch as a chunk."""
-    arrays: dict[str, NDArray[Any]] = {
-        "ranks": np.concatenate([one.ranks for one in traced]),
-        _LENGTHS: np.array([len(one.ranks) for one in traced], np.int64),
-    }
-    steps, target = joined([one.steps for one in traced]), joined([one.target for one in traced])
-    for names, record in ((_STEPS, steps), (_TARGET, target)):
-        arrays |= {name: getattr(record, name) for name in names if getattr(record, name, None) is not None}
-    return arrays, {}
-
-
-def _traced(arrays: Mapping[str, NDArray[Any]]) -> TextTraces:
-    """The traces in the arrays of a chunk, or of all texts."""
+def _of_arrays(arrays: Mapping[str, NDArray[Any]]) -> TextTraces:
+    """The traces in the arrays of all texts."""
     steps = StepTraces(*(arrays[name] for name in _STEPS)) if _STEPS[0] in arrays else None
     target = TargetTraces(arrays["probability"], arrays.get("places")) if "probability" in arrays else None
     return TextTraces(arrays["ranks"], steps, target)

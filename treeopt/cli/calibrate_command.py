@@ -131,25 +131,22 @@ def run(console: Console, **options: Any) -> None:
     made = {**batches, **{name: options[name] for name in names}}
     made |= {"draft": given.draft, "responses": scored, "work": work}
     made["steps"] = drafter_file is not None and options["kind"] != "static"
-    models = (given.base, given.loaded, given.prompts)
+    from treeopt.calibrate.job import CalibrationOptions, job_of
+    from treeopt.calibrate.pipeline import answer_shard, calibrate
+    from treeopt.runs.shards import AnswerShard
+
+    inputs = (given.base, given.loaded, given.prompts, CalibrationOptions(**made))
     with ending_work(console, work):
-        if learning is not None and options["shard"] is not None:
-            from treeopt.calibrate.pipeline import answer_shard
-            from treeopt.runs.shards import save_answers
-
-            with console.progress("calibrate") as progress:
-                part = answer_shard(*models, learning, progress=progress, **made)
-            part = dataclasses.replace(part, configuration=console.configuration)
-            save_answers(part, options["output"], overwrite=options["force"])
-            work.remove()
-            _report_answers(console, part, options["output"])
-            return
-        from treeopt.calibrate.pipeline import run_calibration
-
         with console.progress("calibrate") as progress:
-            run = run_calibration(*models, drafter=given.drafter, learning=learning, progress=progress, **made)
+            job = job_of(*inputs, drafter=given.drafter, learning=learning, progress=progress)
+            run = answer_shard(job) if learning is not None and options["shard"] is not None else calibrate(job)
+        if run is None:
+            return
         _save(run, drafter_file, options, console.configuration)
         work.remove()
+    if isinstance(run, AnswerShard):
+        _report_answers(console, run, options["output"])
+        return
     if run.learned is not None:
         report_learned(console, run.learned, run.calibration.positions)
     report_acceptance(console, run.calibration, given.draft)
@@ -223,12 +220,20 @@ def _drafting(name: str, options: dict[str, Any]) -> tuple[Learning | None, str 
 
 
 def _save(
-    run: CalibrationRun, drafter_file: str | None, options: dict[str, Any], configuration: Mapping[str, Any]
+    run: CalibrationRun | AnswerShard,
+    drafter_file: str | None,
+    options: dict[str, Any],
+    configuration: Mapping[str, Any],
 ) -> None:
     """Write the learned drafter, if any, and the calibration, which names its drafter's file."""
     from treeopt.files.calibrations import save_calibration
     from treeopt.files.drafters import load_drafter, save_drafter
+    from treeopt.runs.shards import AnswerShard, save_answers, save_shard
 
+    if isinstance(run, AnswerShard):
+        part = dataclasses.replace(run, configuration=configuration)
+        save_answers(part, options["output"], overwrite=options["force"])
+        return
     if run.learned is not None:
         assert drafter_file is not None
         drafter, overwrite = run.learned.drafter, options["force"]
@@ -242,10 +247,8 @@ def _save(
     calibration = dataclasses.replace(run.calibration, provenance=provenance)
     calibration = with_configuration(calibration, configuration)
     if run.part is not None:
-        from treeopt.runs.shards import save_shard
-
-        part = dataclasses.replace(run.part, calibration=calibration)
-        save_shard(part, options["output"], overwrite=options["force"])
+        shard = dataclasses.replace(run.part, calibration=calibration)
+        save_shard(shard, options["output"], overwrite=options["force"])
         return
     save_calibration(calibration, options["output"], overwrite=options["force"])
 

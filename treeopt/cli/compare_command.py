@@ -116,7 +116,8 @@ def run(console: Console, **options: Any) -> None:
         raise click.UsageError("--nproc takes one --dtype, and no --compile")
     if options["repeats"] == 1:
         _warn_busy(console)
-    from treeopt.evaluate.compare import compare
+    from treeopt.evaluate.compare import divided_compare
+    from treeopt.evaluate.comparison import CompareOptions
     from treeopt.texts.prompts import load_prompts
 
     prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
@@ -128,7 +129,10 @@ def run(console: Console, **options: Any) -> None:
             options["draft"] = POCKET_DRAFT
         draft = load_draft_model(console, options, base)
         with console.progress("compare") as progress:
-            one = compare(base, loaded, prompts, draft=draft, progress=progress, division=division, **chosen)
+            chosen_options = CompareOptions(division=division, **chosen)
+            one = divided_compare(base, loaded, prompts, draft, chosen_options, progress)
+        if one is None:
+            return
         _report(console, one)
         found.append(one)
     if len(found) > 1:

@@ -69,7 +69,7 @@ def run(console: Console, **options: Any) -> None:
     check_inputs()
     from treeopt.models.base import load_base
     from treeopt.texts.prompts import load_prompts
-    from treeopt.train.distill import distill
+    from treeopt.train.distill import DistillOptions, divided_distill
 
     work = open_work(options)
     prompts = _prompts(console, options)
@@ -80,16 +80,10 @@ def run(console: Console, **options: Any) -> None:
     names = ("max_new_tokens", "temperature", "seed", "chat_template", "resume")
     chosen = {**batch_settings(console, options), **{name: options[name] for name in names}}
     with ending_work(console, work), console.progress("distill") as progress:
-        done = distill(
-            base,
-            prompts,
-            options["output"],
-            exclude=exclude,
-            progress=progress,
-            overwrite=options["force"],
-            work=work,
-            **chosen,
-        )
+        given = DistillOptions(overwrite=options["force"], work=work, **chosen)
+        done = divided_distill(base, prompts, options["output"], given, exclude=exclude, progress=progress)
+    if done is None:
+        return
     write_note(options["output"], console.configuration)
     _report(console, done, options["output"])
 

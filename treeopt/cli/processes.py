@@ -12,7 +12,7 @@ from treeopt.cli.following import ARGUMENTS, NO_PROCESSES, keep_team, known_team
 from treeopt.defaults import AUTO
 
 if TYPE_CHECKING:
-    from treeopt.runs.division import Division
+    from treeopt.runs.batches import BatchRun
     from treeopt.runs.processes import Processes
 
 _MOST = 64  # processes of one machine
@@ -58,12 +58,12 @@ def team_of(options: Mapping[str, Any]) -> Processes | None:
     return team
 
 
-def division_of(options: Mapping[str, Any]) -> Division:
+def division_of(options: Mapping[str, Any]) -> BatchRun[Any]:
     """The processes that divide what the running command decodes; every one of them runs the rest of it too.
 
     Raises:
         BaseException: as `team_of`.
     """
-    from treeopt.runs.division import Division
+    from treeopt.runs.batches import BatchRun
 
-    return Division(team_of(options))
+    return BatchRun(team_of(options))

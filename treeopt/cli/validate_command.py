@@ -94,23 +94,17 @@ def run(console: Console, **options: Any) -> None:
     check_inputs()
     chosen = chosen_plan(options)
     settings = _settings(options)
-    division = division_of(options)
-    from treeopt.evaluate.validate import validate
+    settings["division"] = division_of(options)
+    from treeopt.evaluate.validate import divided_validate, make_inputs
 
     used, encoded = load_with_prompts(console, options, chosen, source)
     _note_calibrated(console, used.plan, source, options["skip"])
+    settings["draft"] = used.draft
     with console.progress("validate") as progress:
-        found = validate(
-            used.base,
-            used.heads,
-            used.plan,
-            encoded.texts,
-            drafter=used.drafter,
-            draft=used.draft,
-            progress=progress,
-            division=division,
-            **settings,
-        )
+        inputs = make_inputs(used.base, used.heads, used.plan, encoded.texts, None, used.drafter, settings)
+        found = divided_validate(*inputs, progress)
+    if found is None:
+        return
     _report(console, found, used, encoded.skipped, options["judge"])
     below = threshold_error(found, options["min_tokens_per_step"], options["min_speedup"])
     if below is not None:

@@ -20,7 +20,9 @@ from treeopt.models.auto_batch import AutoBatch, in_parts
 from treeopt.models.base import Base
 from treeopt.models.logits import rows_at_once
 from treeopt.ngram_table import CONTEXT, NgramTable, context_keys
-from treeopt.runs.work import SILENT, Chunk, Recording, chunk_name, pack_rows, unpack_rows
+from treeopt.progress import Progress, silent
+from treeopt.runs.batches import ALONE, BatchRun
+from treeopt.runs.work import Chunk, pack_rows, unpack_rows
 from treeopt.texts.answers import Drawn
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
@@ -275,7 +277,8 @@ def count_texts(
     greedy: bool,
     batch_size: int,
     auto_batch: AutoBatch | None = None,
-    recording: Recording = SILENT,
+    run: BatchRun[Chunk] = ALONE,
+    progress: Progress = silent,
 ) -> None:
     """Count the choices after every token of prompts and answers, but the last token of each text.
 
@@ -287,8 +290,8 @@ def count_texts(
             several equal ones once.
         batch_size: prompts or texts in one forward.
         auto_batch: halves the forwards where memory runs out.
-        recording: its progress is called at the beginning and after each batch with the number of finished prompts or
-            texts; the choices of each batch are stored.
+        run: makes, stores and divides the batches.
+        progress: called at the beginning and after each batch with the number of finished prompts or texts.
     """
     alike: dict[bytes, list[Text]] = {}  # by the bytes of their tokens, as a tuple of integers takes tenfold
     for text in texts:
@@ -296,22 +299,17 @@ def count_texts(
         alike.setdefault(array("i", tokens).tobytes(), []).append(text)
     rows = sorted(alike, key=len)  # similar lengths: little padding
     note = "prompts counted" if greedy else "texts counted"
-    recording.progress(0, len(rows), note)
+    progress(0, len(rows), note)
     batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
-    makes = {
-        chunk_name("counted", i): functools.partial(_choices, base, batch, auto_batch)
-        for i, batch in enumerate(batches)
-    }
-    recording.share(makes, recording.progress)
+    made = run.each("counted", range(len(batches)), lambda i: _choices(base, batches[i], auto_batch), progress)
     done = 0
-    for (name, make), batch in zip(makes.items(), batches, strict=True):
-        found = unpack_rows(recording.keep(name, make))
-        for row, choices in zip(batch, found, strict=True):
+    for chunk, batch in zip(made, batches, strict=True):
+        for row, choices in zip(batch, unpack_rows(chunk), strict=True):
             for text in alike[row]:
                 tokens, known = [*text.prompt, *text.answer], text.answer if greedy else []
                 counts[text.prompt_id].add(tokens[:-1], [*choices, *known])
         done += len(batch)
-        recording.progress(done, len(rows), note)
+        progress(done, len(rows), note)
 
 
 def _choices(base: Base, rows: Sequence[bytes], auto_batch: AutoBatch | None) -> Chunk:

@@ -25,7 +25,9 @@ from treeopt.errors import check_counts
 from treeopt.models.base import Base, Stopwatch
 from treeopt.models.heads import MedusaHeads
 from treeopt.ngram_table import CONTEXT, NgramTable
-from treeopt.runs.work import SILENT, Recording
+from treeopt.progress import Progress, silent
+from treeopt.runs.batches import ALONE, BatchRun
+from treeopt.runs.work import Chunk
 from treeopt.sampling import check_seed, check_temperature
 from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.encode import Text
@@ -109,8 +111,8 @@ def learn(
     *,
     options: AnswerOptions,
     draft: Base | None = None,
-    source: dict[str, Any] | None = None,
-    recording: Recording = SILENT,
+    run: BatchRun[Chunk] = ALONE,
+    progress: Progress = silent,
 ) -> Learned:
     """Learn a drafter.
 
@@ -122,9 +124,8 @@ def learn(
         options: of the texts' answers; `max_new_tokens` and `batch_size` are those of the sampled answers too. With
             `greedy`, the answers are counted without a forward.
         draft: the draft model; None for a drafter without one.
-        source: origin of the drafter, stored in it.
-        recording: how progress is reported, at the beginning of sampling and of counting and after each batch, and how
-            finished batches are stored.
+        run: makes, stores and divides the batches.
+        progress: called at the beginning of sampling and of counting, and after each batch.
     """
     if heads is None and draft is None and not learning.ngram:
         raise ValueError("ngram is off and there are neither heads nor a draft model, so nothing drafts")
@@ -134,7 +135,7 @@ def learn(
     whole: NgramTable | None = None
     tables: list[NgramTable | None] = [None] * num_folds
     if learning.ngram:
-        counts = _counted(base, texts, fold_of, learning, options, recording, watch)
+        counts = _counted(base, texts, fold_of, learning, options, run, progress, watch)
         none = NgramCounts(base.vocab_size)
         tables = [none.merged([*counts[:fold], *counts[fold + 1 :]]).table() for fold in range(num_folds)]
         whole = none.merged(counts).table()
@@ -142,7 +143,6 @@ def learn(
             tables = [whole]  # nothing to leave out: an empty table would be another kind of drafter
         watch.lap("counting")
     unfitted = _unfitted(base, heads, draft, learning, whole)
-    unfitted = dataclasses.replace(unfitted, source=source or {})
     sample = FitSample(base, heads, texts, fold_of, learning.seed, draft=draft)
     folds = fit_drafter(sample, [dataclasses.replace(unfitted, ngram_table=table) for table in tables])
     watch.lap("fitting")
@@ -161,7 +161,8 @@ def _counted(
     fold_of: dict[str, int],
     learning: Learning,
     options: AnswerOptions,
-    recording: Recording,
+    run: BatchRun[Chunk],
+    progress: Progress,
     watch: Stopwatch,
 ) -> list[NgramCounts]:
     """The counts of each fold, from sampled answers and `texts`; empty with 0 tokens to learn from."""
@@ -172,10 +173,11 @@ def _counted(
     by_prompt = {prompt_id: counts[fold] for prompt_id, fold in fold_of.items()}
     auto = options.auto_batch
     drawing = Drawing(learning.tokens, learning.temperature, learning.seed, options.max_new_tokens, size, auto)
-    for drawn in draw(base, texts, drawing, recording=recording):
+    for drawn in draw(base, texts, drawing, run=run, progress=progress):
         count_drawn(by_prompt[drawn.text.prompt_id], drawn)
     watch.lap("drawing")
-    count_texts(base, texts, by_prompt, greedy=options.greedy, batch_size=size, auto_batch=auto, recording=recording)
+    sizes: dict[str, Any] = {"batch_size": size, "auto_batch": auto}
+    count_texts(base, texts, by_prompt, greedy=options.greedy, **sizes, run=run, progress=progress)
     return counts
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from treeopt.defaults import LEARN_SIZES
 from treeopt.drafter import HEADS, HEADS_NGRAM, MODEL, MODEL_NGRAM, NGRAM
@@ -17,7 +17,7 @@ from treeopt.evaluate.metrics import Metrics, Spread
 from treeopt.evaluate.runs import ValidateOptions
 from treeopt.optimize.budget import fastest
 from treeopt.policy import STEP_SIZES
-from treeopt.runs.division import ALONE, Division
+from treeopt.runs.batches import ALONE, BatchRun
 from treeopt.sampling import check_seed
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import GivenPrompts, Prompt, PromptSet, Skipped
@@ -56,8 +56,8 @@ class CompareOptions:
         batch_size: prompts that are answered together while learning; texts are judged one at a time.
         chat_template: apply the tokenizer's chat template to requests, where it has one.
         prompts_learn: prompts to learn from, in any form that prompts have; None for the first half of each category.
-        division: the processes of a command, which divide the texts that are judged; each of them learns. The first one
-            returns, the others end with SystemExit(0).
+        division: the processes of a command, which divide the texts that are judged; each of them learns, and
+            `divided_compare` returns None to all but the first.
 
     Raises:
         ValueError: where a number is out of range, or there is no such method.
@@ -75,7 +75,7 @@ class CompareOptions:
     batch_size: int = 16
     chat_template: bool = True
     prompts_learn: GivenPrompts | None = None
-    division: Division = ALONE
+    division: BatchRun[Any] = ALONE
 
     def __post_init__(self) -> None:
         check_counts(texts=self.texts, max_new_tokens=self.max_new_tokens)

@@ -35,7 +35,7 @@ from treeopt.optimize.per_step import replay_policy
 from treeopt.optimize.replay import Replay, most_used, replay
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress
-from treeopt.runs.division import ALONE, Division, Tally
+from treeopt.runs.batches import ALONE, BatchRun, Tally
 from treeopt.texts.encode import Text, next_turn
 from treeopt.texts.prompts import Skipped
 from treeopt.tree import Tree
@@ -62,8 +62,7 @@ class ValidateOptions:
         draft: the draft model of the drafter, in any form that models have; None where it has none.
         acceptance: `Greedy()`, `Sample(...)` or `Typical(...)`.
         draws: under `Sample`, texts drawn of each prompt whose distribution is tested; 0 tests none.
-        division: the processes of a command, which divide the batches. The first one returns, the others end with
-            SystemExit(0).
+        division: the processes of a command, which divide the batches; see `divided_validate`.
 
     Raises:
         TypeError: where the rule is another one.
@@ -78,7 +77,7 @@ class ValidateOptions:
     draft: GivenModel | None = None
     acceptance: Rule = field(default_factory=Greedy)
     draws: int = DRAWS
-    division: Division = ALONE
+    division: BatchRun[Any] = ALONE
 
     def __post_init__(self) -> None:
         check_counts(max_new_tokens=self.max_new_tokens, repeats=self.repeats, batch_size=self.batch_size)
@@ -335,7 +334,7 @@ def decode_all(
 
     done: list[tuple[Text, RunsByName]] = []
     skipped: list[Skipped] = []
-    for batch, made in zip(batches, options.division.each(len(batches), decode), strict=True):
+    for batch, made in zip(batches, options.division.each("texts", range(len(batches)), decode), strict=True):
         known = _BATCH.validate_python(made)
         for more, left in _turns(base, batch, options, lambda turn, _: known[turn]):  # noqa: B023 - used up here
             done += more

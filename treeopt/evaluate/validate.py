@@ -191,6 +191,13 @@ def validate(
         (True, True)
     """
     inputs, decoder = make_inputs(model, heads, tree, prompts, tokenizer, drafter, options)
+    found = divided_validate(inputs, decoder, progress)
+    assert found is not None, "only commands divide a run among processes"
+    return found
+
+
+def divided_validate(inputs: Inputs, decoder: TreeDecoder, progress: Progress) -> Measured | None:
+    """What `validate` does with its checked arguments; None in a process that follows another."""
     base, texts, chosen = inputs.base, inputs.texts, inputs.options
     with memory_as_error("a smaller batch, fewer new tokens or a smaller tree"):
         if isinstance(chosen.acceptance, Sample):
@@ -198,7 +205,8 @@ def validate(
         if isinstance(chosen.acceptance, Typical):
             return validate_typical(inputs, chosen.acceptance, progress)
         runs = decode_all(all_baselines(base, decoder), base, texts, chosen, progress, content=inputs.content)
-        chosen.division.leader_only()
+        if chosen.division.follows:
+            return None
         found = inputs.measured(runs, inputs.traces(runs.texts))
     return Validation(**found, differences=tuple(_differences(runs))).judged(base, chosen.judge)
 

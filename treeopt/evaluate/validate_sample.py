@@ -279,8 +279,11 @@ class SampleValidation(Measured):
         return max(self.metrics.tokens - self.metrics.steps, expected) < LEAST_DRAFTS
 
 
-def validate_sample(inputs: Inputs, rule: Sample, progress: Progress) -> SampleValidation:
-    """Decode every prompt `repeats` times with independent draws, predict the steps, and test the distribution."""
+def validate_sample(inputs: Inputs, rule: Sample, progress: Progress) -> SampleValidation | None:
+    """Decode every prompt `repeats` times with independent draws, predict the steps, and test the distribution.
+
+    None in a process that follows another.
+    """
     base, options = inputs.base, inputs.options
     rule = dataclasses.replace(rule, seed=rule.seed or 0)
     baselines = _baselines(inputs, rule)
@@ -298,8 +301,9 @@ def validate_sample(inputs: Inputs, rule: Sample, progress: Progress) -> SampleV
         found = compare_texts(base, shortest[number], rule.scores, decoders, options.draws, number)
         return dataclasses.asdict(found)
 
-    tests = options.division.each(len(shortest) if options.draws else 0, tested)
-    options.division.leader_only()
+    tests = options.division.each("tests", range(len(shortest) if options.draws else 0), tested)
+    if options.division.follows:
+        return None
     return _compare(inputs, rule, runs, [DistributionTest(**test) for test in tests])
 
 

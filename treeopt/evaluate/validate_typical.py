@@ -106,11 +106,12 @@ class TypicalValidation(Measured):
         return tuple(one for one in self.metrics.trials if one.steps != one.predicted_steps)
 
 
-def validate_typical(inputs: Inputs, rule: Typical, progress: Progress) -> TypicalValidation:
+def validate_typical(inputs: Inputs, rule: Typical, progress: Progress) -> TypicalValidation | None:
     """Decode every prompt greedily, by sampling, and with the tree, and compare the texts and the steps.
 
     The steps are predicted on the tree's own texts. The token after an accepted path is none of its children, as the
     rule would have accepted it, so the accepted path is the deepest node on the text, as in the replay of exact rules.
+    None in a process that follows another.
     """
     base = inputs.base
     baselines = {
@@ -120,7 +121,8 @@ def validate_typical(inputs: Inputs, rule: Typical, progress: Progress) -> Typic
         TREE: with_decoder(inputs.decoder(rule)),
     }
     runs = decode_all(baselines, base, inputs.texts, inputs.options, progress, content=inputs.content)
-    inputs.options.division.leader_only()
+    if inputs.options.division.follows:
+        return None
     texts = {
         name: [
             dataclasses.replace(text, answer=by_name[name][0].tokens)

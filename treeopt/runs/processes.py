@@ -1,7 +1,8 @@
 """The processes of one run and their messages, which torch's key-value store carries (torch.distributed.TCPStore).
 
 Process 0 leads: it prints, and writes all files but chunks of work. The messages are few and small: who makes what, who
-has come how far, errors, and the texts and seconds of `division.py`. No tensor is sent.
+has come how far, errors, and small results (`treeopt.runs.batches`). No tensor is sent. `launched`
+starts those of `--nproc`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,7 @@ from multiprocessing import parent_process
 from typing import Any
 
 import torch
-from torch.distributed import (  # type: ignore[attr-defined]  # its stubs lack the store
-    DistError,
-    Store,
-    TCPStore,  # type: ignore[attr-defined]  # its stubs lack the store
-)
+from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]  # its stubs lack the store
 from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException, start_processes
 
@@ -75,14 +72,10 @@ class Processes:
             ProcessFailed: in the first process, where another has failed.
             TreeoptError: E405 there, where another was killed.
             TreeoptError: E405 in the others, where the first has ended.
-            SystemExit: there, where the first has called `stop`.
+            KeyboardInterrupt: there, where the first has called `stop`.
         """
         self._check()
         return self._store.add(f"{stage}/taken", 1) - 1
-
-    def note_made(self, stage: str) -> int:
-        """Count a finished chunk of a stage; the number of them in all processes."""
-        return self._store.add(f"{stage}/made", 1)
 
     def add(self, name: str, number: int) -> int:
         """Add a number to the sum of that name of all processes; the sum."""
@@ -175,7 +168,7 @@ class Processes:
         try:
             if self.rank:
                 if self._store.check([_STOP]):
-                    raise SystemExit(0)
+                    raise KeyboardInterrupt
                 # The messages are looked at last: the first process may send its own and then end.
                 if self._store.check([_ENDED]) and not (awaited and self._store.check(list(awaited))):
                     what = f"process 0 has ended before process {self.rank}"

@@ -1,24 +1,24 @@
-"""The work folder of a long command: its finished chunks, from which an interrupted run continues.
+"""The work folder of a long command: its finished batches, from which an interrupted run continues.
 
-A chunk is a batch of answers, of sampled texts or of traces. It is written atomically when it is finished, so a kill,
-a full disk or an interruption loses at most the chunk in flight. A resumed run reads the chunks that are there and
-makes the others; every chunk is read back in the same form, so the result has the same bytes.
+A batch is written as a chunk, atomically, when it is finished, so a kill, a full disk or an interruption loses at most
+the batch in flight. A resumed run reads the chunks that are there and makes the others; every chunk is read back in the
+same form, so the result has the same bytes.
 
-Several processes may make the chunks of a run together in one folder (`Work.share`). The first of them leads: it
-begins the run, and it alone writes anything but chunks. From `Work.begin` on it has the lock of the folder
-(`treeopt.runs.lock`), so that no other run writes there.
+Of several processes the first begins the run, and it alone writes anything but chunks. From `Work.begin` on it has the
+lock of the folder (`treeopt.runs.lock`), so that no other run writes there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import os
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,41 +28,22 @@ from treeopt.files.atomic import make_folder, write_text
 from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.progress import Progress, silent
+from treeopt.runs.batches import BatchRun, differences
 from treeopt.runs.lock import Lock
-from treeopt.runs.stages import Stages, Team, differences
+
+if TYPE_CHECKING:
+    from treeopt.runs.processes import Processes
 
 Chunk = tuple[Mapping[str, NDArray[Any]], Mapping[str, Any]]  # arrays, and data that JSON can hold
-Make = Callable[[], Chunk]
-Keep = Callable[[str, Make], Chunk]
-Share = Callable[[Mapping[str, Make], Progress], None]
 
 _SCHEMA = "treeopt.chunk/1"
 _NOTE = "begun.json"
 _NAME = re.compile(r"[a-z]+-[0-9]{6,}")
 _CHUNK = re.compile(rf"{_NAME.pattern}\.safetensors")
 _TEMPORARY = re.compile(rf"\.({re.escape(_NOTE)}|{_CHUNK.pattern})\..+")  # of an atomic write that was killed
+_VISIBLE = 60.0  # seconds in which a file of one machine is seen by the others; NFS keeps names for up to 30
+_POLL = 0.1  # seconds between two looks
 ROWS = ("numbers", "lengths")  # arrays of `pack_rows`
-
-
-def unsaved(_name: str, make: Make) -> Chunk:
-    """A `Keep` that stores nothing: the chunk is made."""
-    return make()
-
-
-def unshared(_makes: Mapping[str, Make], _progress: Progress) -> None:
-    """A `Share` of one process: `Keep` makes each chunk when it is needed."""
-
-
-@dataclass(frozen=True)
-class Recording:
-    """How long work is reported, and how its finished chunks are stored, and shared among processes."""
-
-    progress: Progress = silent
-    keep: Keep = unsaved
-    share: Share = unshared
-
-
-SILENT = Recording()
 
 
 def chunk_name(part: str, number: int) -> str:
@@ -78,11 +59,7 @@ def pack_rows(rows: Sequence[Sequence[int]], **data: Any) -> Chunk:
 
 
 def unpack_rows(chunk: Chunk) -> list[list[int]]:
-    """The rows of a chunk that `pack_rows` made.
-
-    Raises:
-        TreeoptError: E205 where it has none.
-    """
+    """The rows of a chunk that `pack_rows` made; E205 where it has none."""
     arrays, _ = chunk
     fault = rows_fault(arrays)
     if fault:
@@ -102,14 +79,14 @@ def rows_fault(arrays: Mapping[str, NDArray[Any]]) -> str:
     return ""
 
 
-class Work:
-    """The chunks of one run.
+class Work(BatchRun[Chunk]):
+    """A run whose batches are stored in a folder.
 
     Args:
         target: the output; its work folder is `TARGET.partial`.
         resume: continue an unfinished run.
         overwrite: delete an unfinished run.
-        team: the processes that make the chunks; None for this one alone.
+        team: the processes that make the batches; None for this one alone.
 
     Raises:
         TreeoptError: E202 where there is an unfinished run and neither is given, E204 where the folder is another's, or
@@ -117,14 +94,13 @@ class Work:
     """
 
     def __init__(
-        self, target: Path, *, resume: bool = False, overwrite: bool = False, team: Team | None = None
+        self, target: Path, *, resume: bool = False, overwrite: bool = False, team: Processes | None = None
     ) -> None:
+        super().__init__(team)
         self.folder = target.with_name(target.name + ".partial")
         self._resume, self._overwrite = resume, overwrite
         self._settings: Any = None  # until the run is begun
         self._lock = Lock(self.folder)
-        self._team = team
-        self._stages = None if team is None else Stages(team, self._end_if_stopping)
         self._in_flight = self._stopping = False
         if not self.follows:  # the first process may have begun the run already
             self._check()
@@ -137,15 +113,18 @@ class Work:
 
         Raises:
             TreeoptError: E205 where the run was started with other settings, E406 where those of another process
-                differ, or it does not see the folder; as `Work`, `make_folder` and `write_text`.
+                differ, or it does not see the folder; those of `Work` and of writing.
         """
         self._settings = json.loads(json.dumps(settings))
         if not self.follows:
             self._lock.take()
             self._check()  # another run may have begun, or ended, since the first check
             self._begin()
-        if self._stages is not None:
-            self._stages.check_same(self._settings, self._note)
+        if self.team is not None:
+            stamp = self._compared(self.team, self._settings, "" if self.follows else _stamp(self._note))
+            self._await_files([self._note])
+            if _stamp(self._note) != stamp:  # tells two files of one name on two machines apart
+                raise self._invisible(self._note)
 
     def _begin(self) -> None:
         if self._resume and self._note.exists():  # absent where a run was killed before its first chunk
@@ -157,7 +136,23 @@ class Work:
         make_folder(self.folder)
         write_text(self._note, json.dumps(self._settings))
 
-    def chunk(self, name: str, make: Make) -> Chunk:
+    def each(
+        self, part: str, numbers: Sequence[int], make: Callable[[int], Chunk], progress: Progress = silent
+    ) -> Iterator[Chunk]:
+        """The chunks of these numbers, in their order, as `chunk` gives each of them.
+
+        Of several processes each takes the next chunk that none has taken, until all are stored; then they are read.
+
+        Raises:
+            KeyboardInterrupt: after `stop`, when the chunks in flight are stored; in the others at their next chunk.
+            TreeoptError: those of `chunk`; E405 where another process has ended, E406 where its chunks are not seen.
+        """
+        names = {number: chunk_name(part, number) for number in numbers}
+        if self.team is not None:
+            self._divide(self.team, part, names, make, progress)
+        return (self.chunk(name, functools.partial(make, number)) for number, name in names.items())
+
+    def chunk(self, name: str, make: Callable[[], Chunk]) -> Chunk:
         """The chunk of that name: the stored one, or the one that `make` returns, which is stored.
 
         Raises:
@@ -185,55 +180,24 @@ class Work:
         self._check_note()
         return chunk
 
-    def share(self, makes: Mapping[str, Make], progress: Progress = silent) -> None:
-        """Make the chunks that are missing together with the other processes of the run; `chunk` then reads them.
-
-        Each process takes the next chunk that none has taken, so what a process makes depends on the others, and what a
-        chunk holds does not. One process alone does nothing here.
-
-        Args:
-            makes: by the names of the chunks, the same in all processes.
-            progress: called with the number of finished chunks.
-
-        Raises:
-            KeyboardInterrupt: after `stop`, when the chunks in flight are stored.
-            TreeoptError: as `chunk`; E405 where another process has ended, E406 where its chunks are not seen here.
-        """
-        if self._stages is None:
-            return
-        stage, team, names = self._stages.next(), self._stages.team, list(makes)
+    def _divide(
+        self, team: Processes, part: str, names: Mapping[int, str], make: Callable[[int], Chunk], progress: Progress
+    ) -> None:
+        """Make the chunks that are missing together with the other processes."""
+        stage, numbers = self._next(), list(names)
         self._in_flight = True
         try:
-            while (number := team.take(stage)) < len(names):
-                file = self._file(names[number])
+            while (i := team.take(stage)) < len(numbers):
+                file = self._file(names[numbers[i]])
                 if not file.exists():
-                    self._write(file, *makes[names[number]]())
-                progress(team.note_made(stage), len(names), f"batches: {names[0].partition('-')[0]}")
-                self._end_if_stopping()
-            self._stages.meet(stage)
+                    self._write(file, *make(numbers[i]))
+                progress(team.add(f"{stage}/made", 1), len(numbers), f"batches: {part}")
+                self._waiting()
+            self._meet(stage)
         finally:
             self._in_flight = False
-        self._stages.await_files([self._file(name) for name in names])
-        self._stages.meet(self._stages.next())  # the first process may delete the folder after this
-
-    def agree(self, what: str, value: str) -> None:
-        """Raise E406 unless all processes of the run have computed the same value; `what` names it."""
-        if self._stages is not None:
-            self._stages.agree(what, value)
-
-    @property
-    def follows(self) -> bool:
-        """Whether another process leads: this one makes chunks, and writes and prints nothing else."""
-        return self._team is not None and self._team.rank > 0
-
-    def leader_only(self) -> None:
-        """End this process unless it leads: the rest of the work is not divided.
-
-        Raises:
-            SystemExit: in all processes but the first.
-        """
-        if self.follows:
-            sys.exit(0)
+        self._await_files([self._file(name) for name in names.values()])
+        team.await_others(stage)  # the first process may delete the folder after this
 
     def stop(self) -> None:
         """End the run when the chunk in flight is stored: then `chunk` raises KeyboardInterrupt.
@@ -244,8 +208,8 @@ class Work:
         if not self._in_flight:
             raise KeyboardInterrupt
         self._stopping = True
-        if self._team is not None:
-            self._team.stop()
+        if self.team is not None:
+            self.team.stop()
 
     def remove(self) -> None:
         """Delete the folder with the files of the run, if this process has begun it; files of other names stay."""
@@ -257,6 +221,14 @@ class Work:
         """Let other processes continue the run; the end of this process does it too."""
         if not self.follows:
             self._lock.release()
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks that are stored."""
+        try:
+            return sum(_CHUNK.fullmatch(file.name) is not None for file in self.folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):  # the first process may delete it at any time
+            return 0
 
     def _delete(self) -> None:
         if not self.folder.is_dir():
@@ -272,23 +244,14 @@ class Work:
         with contextlib.suppress(OSError):  # files of other names
             self.folder.rmdir()
 
-    @property
-    def chunks(self) -> int:
-        """Number of chunks that are stored."""
-        try:
-            return sum(_CHUNK.fullmatch(file.name) is not None for file in self.folder.iterdir())
-        except (FileNotFoundError, NotADirectoryError):  # the first process may delete it at any time
-            return 0
-
     def _file(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of a chunk, such as answers-000000")
         return self.folder / f"{name}.safetensors"
 
-    def _end_if_stopping(self) -> None:
-        if self._stopping:
-            assert self._team is not None
-            self._team.await_stopped()
+    def _waiting(self) -> None:
+        if self._stopping and self.team is not None:
+            self.team.await_stopped()
             raise KeyboardInterrupt
 
     @property
@@ -353,11 +316,32 @@ class Work:
         except (ValueError, AttributeError, TreeoptError) as error:
             raise damaged(self._note, "is not what treeopt wrote") from error
 
+    def _await_files(self, files: Sequence[Path]) -> None:
+        """Wait until files that other processes wrote are seen here; E406 where one is not."""
+        end = time.monotonic() + _VISIBLE
+        for file in files:
+            while not file.exists():
+                if time.monotonic() > end:
+                    raise self._invisible(file)
+                self._waiting()
+                time.sleep(_POLL)
+                if file.parent.is_dir():
+                    os.listdir(file.parent)  # a network file system then looks again
+
+    def _invisible(self, file: Path) -> TreeoptError:
+        what = f"process {0 if self.team is None else self.team.rank} does not see {file}, which another process wrote"
+        fix = "an output (-o) in a folder that all machines share; or --shard i/n, and treeopt merge"
+        return TreeoptError(Code.PROCESSES_DIFFER, what, fix=fix)
+
 
 def _is_ours(file: Path) -> bool:
     """Whether a file has a name that a run writes."""
     ours = file.name == _NOTE or _CHUNK.fullmatch(file.name) or _TEMPORARY.fullmatch(file.name)
     return bool(ours) and file.is_file() and not file.is_symlink()
+
+
+def _stamp(file: Path) -> str:
+    return str(file.stat().st_mtime_ns)
 
 
 def other_settings(place: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> TreeoptError:

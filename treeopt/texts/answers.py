@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,20 +159,20 @@ def answer_all(
         The answered texts by prompt id, and the turns that did not fit into the context.
     """
     batches = answer_batches(prompts, options)
-    return collect(batches, lambda number, batch: answer_batch(base, batch, options, number), progress)
+    answers = (answer_batch(base, batch, options, number) for number, batch in enumerate(batches))
+    return collect(batches, answers, progress)
 
 
 def collect(
     batches: Sequence[Sequence[Text]],
-    answer: Callable[[int, Sequence[Text]], tuple[list[Text], list[Skipped]]],
+    answers: Iterable[tuple[list[Text], list[Skipped]]],
     progress: Callable[[int, int], None],
 ) -> tuple[list[Text], list[Skipped]]:
-    """The answers that a function gives to the batches, by prompt id, and the turns that it left out."""
+    """The answers to the batches, by prompt id, and the turns that were left out."""
     answered: list[Text] = []
     skipped: list[Skipped] = []
     left = sum(1 + len(text.later) for batch in batches for text in batch)  # later turns may not fit into the context
-    for number, batch in enumerate(batches):
-        texts, turns = answer(number, batch)
+    for batch, (texts, turns) in zip(batches, answers, strict=True):
         answered += texts
         skipped += turns
         left -= sum(1 + len(text.later) for text in batch)

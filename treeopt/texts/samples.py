@@ -11,7 +11,9 @@ import torch
 
 from treeopt.models.auto_batch import AutoBatch, in_parts
 from treeopt.models.base import Base
-from treeopt.runs.work import SILENT, Chunk, Keep, Make, Recording, chunk_name, pack_rows, unpack_rows
+from treeopt.progress import Progress, silent
+from treeopt.runs.batches import ALONE, BatchRun
+from treeopt.runs.work import Chunk, pack_rows, unpack_rows
 from treeopt.sampling import sample_seed
 from treeopt.texts.answers import Drawn, sample_texts
 from treeopt.texts.encode import Text
@@ -41,7 +43,14 @@ class Drawing:
     auto_batch: AutoBatch | None = None
 
 
-def draw(base: Base, texts: Sequence[Text], drawing: Drawing, *, recording: Recording = SILENT) -> Iterator[Drawn]:
+def draw(
+    base: Base,
+    texts: Sequence[Text],
+    drawing: Drawing,
+    *,
+    run: BatchRun[Chunk] = ALONE,
+    progress: Progress = silent,
+) -> Iterator[Drawn]:
     """Sample answers to the prompts, in rounds over all of them, until there are `tokens` tokens.
 
     A round takes all prompts where, by the mean length of the answers so far, all are needed, or the result exceeds
@@ -57,8 +66,9 @@ def draw(base: Base, texts: Sequence[Text], drawing: Drawing, *, recording: Reco
         base: the base model.
         texts: the prompts, with answers from which the length of an answer is estimated.
         drawing: tokens, temperature, seed and batches.
-        recording: its progress is called at the beginning and after each batch with the tokens so far, their expected
-            number, and the share of new answers among those of the round; it stores and divides the batches.
+        run: makes, stores and divides the batches.
+        progress: called at the beginning and after each batch with the tokens so far, their expected number, and the
+            share of new answers among those of the round.
 
     Yields:
         The answers with the model's greedy choices, each batch when it is finished, by the length of the prompts.
@@ -70,17 +80,14 @@ def draw(base: Base, texts: Sequence[Text], drawing: Drawing, *, recording: Reco
     most = min(drawing.batch_size, _answers(drawing.tokens, counted, written))
     prompts *= -(-most // len(prompts))  # with few prompts, each several times in one batch
     prompts.sort(key=lambda text: (len(text.prompt), text.prompt_id))
-    progress, number = recording.progress, 0
     known: set[int] = set()  # hashes of the answers, which take less memory than the answers
-    made = repeated = 0
+    made = repeated = number = 0
     progress(made, drawing.tokens, _NOTE)
     while made < drawing.tokens and repeated < len(prompts):  # stops when short answers only repeat
         chosen, limit = _round(prompts, made, drawing.tokens, counted, written)
         before, answered = len(known), 0
-        part = _Part(base, drawing, chosen, number, limit - made)
-        number += len(part.makes)
-        recording.share(part.makes, progress)
-        for batch in part.drawn(recording.keep):
+        batches = [chosen[start : start + drawing.batch_size] for start in range(0, len(chosen), drawing.batch_size)]
+        for batch in _drawn(base, drawing, batches, number, limit - made, run, progress):
             answers = [one.text for one in batch]
             made, answered = made + _size(answers), answered + len(answers)
             counted, written = counted + len(answers), written + _size(answers)
@@ -89,6 +96,7 @@ def draw(base: Base, texts: Sequence[Text], drawing: Drawing, *, recording: Reco
             total = made if made >= limit else max(drawing.tokens, made + to_come)
             progress(made, total, f"{_NOTE}, {(len(known) - before) / answered:.0%} of the answers new")
             yield from batch
+        number += len(batches)
         repeated = 0 if len(known) > before else repeated + answered
     if made < drawing.tokens:
         progress(made, made, f"{_NOTE}, no more answers are new")
@@ -102,46 +110,37 @@ def _round(prompts: Sequence[Text], made: int, tokens: int, counted: int, writte
     return [prompts[i * len(prompts) // needed] for i in range(needed)], tokens
 
 
-class _Part:
-    """The batches of a round.
+def _drawn(
+    base: Base,
+    drawing: Drawing,
+    batches: Sequence[Sequence[Text]],
+    first: int,
+    left: int,
+    run: BatchRun[Chunk],
+    progress: Progress,
+) -> Iterator[list[Drawn]]:
+    """The batches of a round with answers, at most `left` tokens in all: the last answer is cut there.
 
-    Args:
-        base: the base model.
-        drawing: how they are drawn.
-        prompts: of the round.
-        first: the number of its first batch.
-        left: most tokens of the round.
+    The batches of all rounds are numbered, those of this one from `first`.
     """
+    budget = min(drawing.max_new_tokens, left)
 
-    def __init__(self, base: Base, drawing: Drawing, prompts: Sequence[Text], first: int, left: int) -> None:
-        size, self._left = drawing.batch_size, left
-        batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
-        self._batches = {chunk_name("sampled", first + i): batch for i, batch in enumerate(batches)}
-        self.makes: dict[str, Make] = {
-            name: functools.partial(_sampled, base, batch, drawing, first + i, min(drawing.max_new_tokens, left))
-            for i, (name, batch) in enumerate(self._batches.items())
-        }
+    def make(number: int) -> Chunk:
+        torch.manual_seed(sample_seed(drawing.seed, number))
+        sample = functools.partial(sample_texts, base, max_new_tokens=budget, temperature=drawing.temperature)
+        found = in_parts(drawing.auto_batch, batches[number - first], sample)
+        return pack_rows([row for one in found for row in (one.text.answer, one.choices)])
 
-    def drawn(self, keep: Keep) -> Iterator[list[Drawn]]:
-        """The batches with answers, with at most `left` tokens in all; the last answer is cut there."""
-        left = self._left
-        for name, batch in self._batches.items():
-            rows = unpack_rows(keep(name, self.makes[name]))
-            answers = zip(batch, rows[::2], rows[1::2], strict=True)
-            whole = [Drawn(dataclasses.replace(text, answer=answer), choices) for text, answer, choices in answers]
-            found = _first(whole, left)
-            left -= sum(len(one.choices) for one in found)
-            yield found
-            if not left:
-                return
-
-
-def _sampled(base: Base, batch: Sequence[Text], drawing: Drawing, number: int, budget: int) -> Chunk:
-    """Sampled answers of at most `budget` tokens to one batch, with the choices of each."""
-    torch.manual_seed(sample_seed(drawing.seed, number))
-    sample = functools.partial(sample_texts, base, max_new_tokens=budget, temperature=drawing.temperature)
-    found = in_parts(drawing.auto_batch, batch, sample)
-    return pack_rows([row for one in found for row in (one.text.answer, one.choices)])
+    made = run.each("sampled", range(first, first + len(batches)), make, progress)
+    for batch, chunk in zip(batches, made, strict=True):
+        rows = unpack_rows(chunk)
+        answers = zip(batch, rows[::2], rows[1::2], strict=True)
+        whole = [Drawn(dataclasses.replace(text, answer=answer), choices) for text, answer, choices in answers]
+        found = _first(whole, left)
+        left -= sum(len(one.choices) for one in found)
+        yield found
+        if not left:
+            return
 
 
 def _size(texts: Sequence[Text]) -> int:

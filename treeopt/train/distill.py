@@ -26,7 +26,7 @@ from treeopt.files.atomic import check_writable, write_bytes
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel, as_base
 from treeopt.progress import Progress, silent
-from treeopt.runs.work import Chunk, Make, Work, chunk_name
+from treeopt.runs.work import Chunk, Work, chunk_name
 from treeopt.sampling import batch_seed
 from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.encode import no_tokenizer
@@ -110,7 +110,21 @@ def distill(
         >>> done.rows
         2
     """
-    chosen = DistillOptions(**options)
+    done = divided_distill(model, prompts, path, DistillOptions(**options), tokenizer, exclude, progress)
+    assert done is not None, "only commands divide a run among processes"
+    return done
+
+
+def divided_distill(
+    model: GivenModel,
+    prompts: GivenPrompts | SelfTalk,
+    path: str | os.PathLike[str],
+    chosen: DistillOptions,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    exclude: GivenPrompts | None = None,
+    progress: Progress = silent,
+) -> Distilled | None:
+    """What `distill` does; None in a process that follows another."""
     target = check_writable(path, overwrite=chosen.overwrite)
     work = chosen.work or Work(target, resume=chosen.resume, overwrite=chosen.overwrite)
     prompts = prompts if isinstance(prompts, SelfTalk) else as_prompt_set(prompts)
@@ -119,33 +133,36 @@ def distill(
     _check_prompts(base, prompts, chosen)
     run = _Run(prompts, _writer(base, excluded, chosen), _source(base, prompts, excluded, chosen))
     try:
-        _write(run, target, work, progress)
+        _write(run, target, chosen.overwrite, work, progress)
     except BaseException:
         if not work.chunks:
             work.remove()
         raise
     finally:
         work.release()
-    return Distilled(run.rows, run.tokens, run.ended_early, tuple(run.skipped))
+    return None if work.follows else Distilled(run.rows, run.tokens, run.ended_early, tuple(run.skipped))
 
 
-def _write(run: _Run, target: Path, work: Work, progress: Progress) -> None:
-    """Make the batches that an earlier run has not stored, and write the rows of all."""
-    base, options, makes = run.writer.base, run.writer.options, run.batches()
+def _write(run: _Run, target: Path, overwrite: bool, work: Work, progress: Progress) -> None:
+    """Make the batches that an earlier run has not stored; in the first process, write the rows of all."""
+    base, options = run.writer.base, run.writer.options
+    numbers = range(-(-run.count // options.batch_size))
     made_by = {**run.source, "model_id": base.fingerprint, "count": run.count}
     work.begin({**made_by, **base.versions(), "threads": torch.get_num_threads()})
-    work.share(makes, progress)
-    work.leader_only()
-    for number, (name, make) in enumerate(makes.items(), start=1):
-        run.count_rows(work.chunk(name, make))
+    chunks = work.each("rows", numbers, run.batch, progress)
+    if work.follows:
+        return
+    for number, chunk in enumerate(chunks, start=1):
+        run.count_rows(chunk)
         progress(min(number * options.batch_size, run.count), run.count, f"{run.tokens} tokens")
     if not run.rows:
         work.remove()
         reasons = ", ".join(sorted({one.reason for one in run.skipped}))
         what = f"none of {run.count} prompts gave an answer in a context of {base.context} tokens: {reasons}"
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="other prompts, or a lower --max-new-tokens")
-    lines = (work.chunk(name, make)[0]["lines"].tobytes() for name, make in makes.items())
-    write_bytes(target, lines, overwrite=options.overwrite)
+    stored = (work.chunk(chunk_name("rows", number), functools.partial(run.batch, number)) for number in numbers)
+    lines = (arrays["lines"].tobytes() for arrays, _ in stored)
+    write_bytes(target, lines, overwrite=overwrite)
     work.remove()
 
 
@@ -166,11 +183,6 @@ class _Run:
         """Number of conversations."""
         return self.prompts.count if isinstance(self.prompts, SelfTalk) else len(self.prompts.prompts)
 
-    def batches(self) -> dict[str, Make]:
-        """The batches by the names of their chunks."""
-        numbers = range(-(-self.count // self.writer.options.batch_size))
-        return {chunk_name("rows", number): functools.partial(self._batch, number) for number in numbers}
-
     def count_rows(self, chunk: Chunk) -> None:
         data = chunk[1]
         self.rows += data["rows"]
@@ -178,7 +190,7 @@ class _Run:
         self.ended_early += data["ended_early"]
         self.skipped += [Skipped(**one) for one in data["skipped"]]
 
-    def _batch(self, number: int) -> Chunk:
+    def batch(self, number: int) -> Chunk:
         """The rows of one batch, a line each, and their counts."""
         seed, size = self.writer.options.seed, self.writer.options.batch_size
         torch.manual_seed(batch_seed(seed, number))
