@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.build_auto import run_auto
-from treeopt.cli.build_dynamic import AUTO, by_one_growth, check_profile, run_dynamic, texts_of, warn_few_texts
+from treeopt.cli.build_report import report_choice, report_policy, report_tree
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
-from treeopt.cli.early_checks import check_suffix, given
-from treeopt.cli.engine_report import limits_as_dict, report_limits, report_refusing
+from treeopt.cli.early_checks import check_belongs, check_static_only, check_suffix, given
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import (
@@ -32,19 +29,25 @@ from treeopt.defaults import (
     DEFAULT_WEIGHTS,
     KINDS,
     MAX_NODES,
+    ONE_NODE,
     STEP_SIZES,
     VALUES,
     WEIGHTS,
 )
 from treeopt.engines import ALL_LEVELS, ENGINES
-from treeopt.errors import counted
 from treeopt.files.outputs import TREE
 from treeopt.progress import Progress, late
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
     from treeopt.export.lint import Constrained
-    from treeopt.optimize.build_job import BuildJob, Built, Judgement
+    from treeopt.optimize.build_job import BuildJob, Built
+    from treeopt.policy import TreePolicy
+
+
+AUTO = "auto"  # as the number of nodes, and as the drafter
+_STATIC = ("values", "weights", "max_rank", "max_depth")
+_ONE_DRAFTER = ("holdout", "refine", "mix", "robust", "contiguous", "engine")
 
 
 class _Nodes(click.ParamType[int | str]):
@@ -128,16 +131,19 @@ def run(console: Console, **options: Any) -> None:
     second by the profiles are taken, the time of drafting included. --kind and --nodes, where given, leave less to
     choose from.
     """
+    check_outputs(options, options["output"], kind=TREE)
+    check_suffix(options["output"], ".yaml", ".yml")
     if options["drafter"] == AUTO:
-        run_auto(console, options)
+        _run_auto(console, options)
         return
     if len(options["profile"]) > 1:
         raise click.UsageError("several --profile belong to --drafter auto")
     options["profile"] = next(iter(options["profile"]), None)
+    _check_profile(options)
     if options["kind"] == KINDS[0]:
         _run_static(console, options)
     else:
-        run_dynamic(console, options)
+        _run_dynamic(console, options)
 
 
 command = run
@@ -148,41 +154,37 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     from treeopt.files.calibrations import load_calibration
     from treeopt.files.trees import save_tree
 
-    files = options["calibrations"]
-    check_outputs(options, options["output"], kind=TREE)
-    check_suffix(options["output"], ".yaml", ".yml")
+    files, output = options["calibrations"], options["output"]
     job = _job(options, len(files))
     calibrations = [load_calibration(file) for file in files]
     check_temperature_of(calibrations, options["temperature"])
     warn_other_heads(console, calibrations[0], job.profile)
     with console.progress("build") as progress:
         built, constrained = _build(calibrations, job, late(progress))
-    save_tree(with_configuration(built.tree, console.configuration), options["output"])
+    save_tree(with_configuration(built.tree, console.configuration), output)
     # The texts held out are read only after the file is written, so nothing can be fitted to them.
     judgement = built.judgement()
-    _report(console, built, options["output"])
-    _report_choice(console, built)
-    if constrained is not None:
-        report_limits(console, constrained, job.engine)
-    refusing = report_refusing(console, built.tree) if constrained is None else []
-    _report_tasks(console, built, files)
-    _report_judgement(console, judgement, _medusa(built))
-    limits: dict[str, Any] = {"not_exportable_to": refusing}
-    if constrained is not None:
-        limits = {"limits": limits_as_dict(constrained, job.engine)}
-    console.result(_as_dict(built, judgement, options["output"]) | limits)
+    report_tree(console, built, constrained, judgement, engine=job.engine, files=files, output=output)
 
 
 def _build(calibrations: list[Calibration], job: BuildJob, progress: Progress) -> tuple[Built, Constrained | None]:
     """The tree of a job; under limits for an engine, with what they cost."""
+    from treeopt.export.lint import build_for
     from treeopt.optimize.build_job import run_job
 
     if not job.constrained:
         return run_job(calibrations, job, progress=progress), None
-    from treeopt.export.lint import build_for
-
     constrained = build_for(calibrations, job, progress=progress)
     return constrained.built, constrained
+
+
+def _check_profile(options: dict[str, Any]) -> None:
+    """Refuse a profile without --nodes auto, and --nodes auto without a profile."""
+    auto = options["nodes"] == AUTO
+    if auto != (options["profile"] is not None):
+        raise click.UsageError("--nodes auto and --profile go together")
+    if not auto and (options["batch"] != 1 or options["context"]):
+        raise click.UsageError("--batch-size and --context choose from a --profile")
 
 
 def _job(options: dict[str, Any], tasks: int) -> BuildJob:
@@ -191,26 +193,30 @@ def _job(options: dict[str, Any], tasks: int) -> BuildJob:
     from treeopt.optimize.build_job import BuildJob
 
     auto = options["nodes"] == AUTO
-    check_profile(options)
     if tasks == 1 and (options["mix"] is not None or options["robust"]):
         raise click.UsageError("--mix and --robust need several --calibration")
     if tasks > 1 and (options["holdout"] or options["refine"] or auto):
         raise click.UsageError("--holdout, --refine and --nodes auto take one --calibration")
     if options["mix"] is not None and options["robust"]:
         raise click.UsageError("--mix and --robust exclude each other")
-    same = ("values", "weights", "max_rank", "max_depth", "batch", "context", "robust")
     return BuildJob(
         nodes=None if auto else options["nodes"],
         refine_seconds=options["refine"],
         holdout=options["holdout"] or 0,
         profile=load_profile(options["profile"]) if auto else None,
         shares=None if options["mix"] is None else _shares(options["mix"], tasks),
-        exactly=given("values") and given("weights"),
         contiguous=ALL_LEVELS if options["contiguous"] else 0,
         engine=options["engine"] or "",
-        top_k=max(DEFAULT_TOP_K, ranks_of(options)),
-        **{name: options[name] for name in same},
+        robust=options["robust"],
+        **_limits(options),
     )
+
+
+def _limits(options: dict[str, Any]) -> dict[str, Any]:
+    """What the jobs of one drafter and of several share."""
+    named = {name: options[name] for name in (*_STATIC, "batch", "context")}
+    exactly = given("values") and given("weights")
+    return {**named, "exactly": exactly, "top_k": max(DEFAULT_TOP_K, ranks_of(options))}
 
 
 def _shares(text: str, tasks: int) -> list[float]:
@@ -223,111 +229,56 @@ def _shares(text: str, tasks: int) -> list[float]:
     return shares
 
 
-def _report(console: Console, built: Built, output: str) -> None:
-    tree, expected = built.tree, built.tree.expected
-    assert expected is not None
-    if tree.nodes < built.budget:
-        console.warn(
-            f"warning: {counted(tree.nodes, 'node')}, not {built.budget}: no further path within the limits has a "
-            f"value above 0 (K = {expected.top_k})"
-        )
-    console.say(
-        f"{counted(tree.nodes, 'node')} = 1 root + {counted(len(tree.paths), 'draft')}, depth {tree.depth}, "
-        f"{counted(len(tree.leaves), 'leaf')}, "
-        f"K = {expected.top_k} ranks per {'level' if tree.drafter else 'head'}"
-    )
-    console.say(f"method                    {built.fit.method}")
-    console.say(f"expected tokens per step  {expected.independent:.3f}  independent: 1 + sum of products of accuracies")
-    console.say(f"                          {expected.replay:.3f}  replay: a decoder on {texts_of(built.fitted)}")
-    if expected.cross_validated is not None:
-        line = (
-            f"                          {expected.cross_validated:.3f}  cross-validated: on texts left out of the fit"
-        )
-        if expected.low is None:
-            console.say(line)
-        else:
-            more = 3 * built.fitted.distinct  # the width falls with the square root of the number of texts
-            console.say(f"{line}; {expected.low:.3f} to {expected.high:.3f} on")
-            console.say(
-                f"                                 as many new prompts (90 %); {more} more prompts would halve that"
-            )
-    warn_few_texts(console, built.fitted)
-    if built.fit.sums is None:
-        taken = _medusa(built) if built.fit.method.is_medusa else f"method {built.fit.method}"
-        console.warn(f"warning: too few different texts for cross-validation: {taken} is built")
-    console.note(f"wrote {output}")
+def _run_dynamic(console: Console, options: dict[str, Any]) -> None:
+    """A policy from one calibration, or none where a profile says that plain decoding is as fast."""
+    from treeopt.files.calibrations import load_calibration
+    from treeopt.files.policies import save_plan
+    from treeopt.optimize.tree_builder import build_tree
+
+    check_static_only((*_STATIC, *_ONE_DRAFTER))
+    if len(options["calibrations"]) > 1:
+        raise click.UsageError("--kind dynamic takes one --calibration")
+    calibration = load_calibration(options["calibrations"][0])
+    check_temperature_of([calibration], options["temperature"])
+    policy, pays = _policy(console, options, calibration)
+    plan = policy if pays else build_tree(calibration, ONE_NODE)
+    save_plan(with_configuration(plan, console.configuration), options["output"])
+    report_policy(console, policy, plan, calibration, options["output"])
 
 
-def _report_choice(console: Console, built: Built) -> None:
-    if built.choice is None:
-        return
-    for label, budget in (("fastest", built.choice.best), ("64 nodes", built.choice.at_64)):
-        if budget is not None:
-            console.say(
-                f"{label:9} {counted(budget.nodes, 'node')}: {budget.tokens_per_step:.3f} tokens per step, overhead "
-                f"{budget.overhead:.2f}, speedup {budget.speedup:.2f} by the profile"
-            )
-    console.say(by_one_growth(built.choice.largest))
+def _policy(console: Console, options: dict[str, Any], calibration: Calibration) -> tuple[TreePolicy, bool]:
+    """The policy of the given size, or the fastest one by the profile, and whether it is faster than plain decoding."""
+    from treeopt.files.profiles import load_profile
+    from treeopt.optimize.budget import fastest
+    from treeopt.optimize.per_step import build_policy, fastest_policy, policy_budget
+
+    if not options["profile"]:
+        return build_policy(calibration, options["nodes"]), True
+    profile = load_profile(options["profile"])
+    warn_other_heads(console, calibration, profile)
+    where = {"batch": options["batch"], "context": options["context"]}
+    policy = fastest_policy(calibration, profile, **where)
+    return policy, fastest([policy_budget(policy, calibration, profile, **where).speedup]) is not None
 
 
-def _report_tasks(console: Console, built: Built, files: tuple[str, ...]) -> None:
-    if built.matrix is None or built.mixed is None:
-        return
-    table = built.matrix.tokens_per_step
-    rows = [[name, *(f"{tau:.3f}" for tau in row)] for name, row in zip(files, table, strict=True)]
-    rows.append(["this tree (fitted to all)", *(f"{tau:.3f}" for tau in built.mixed.tokens_per_step)])
-    rows.append(["share in the fit", *(f"{share:.2f}" for share in built.mixed.shares)])
-    console.table(["tokens per step of the tree of / on", *files], rows)
-    console.say("the diagonal is cross-validated where a task has five different texts or more")
+def _run_auto(console: Console, options: dict[str, Any]) -> None:
+    """The fastest tree or policy over the drafters of several calibrations."""
+    from treeopt.files.calibrations import load_calibration
+    from treeopt.files.policies import save_plan
+    from treeopt.files.profiles import load_profile
+    from treeopt.optimize.auto_drafter import choose_drafter
+    from treeopt.optimize.build_job import BuildJob
 
-
-def _medusa(built: Built) -> str:
-    """The name of the tree by Medusa's method, which is the Medusa tree for traces of heads alone."""
-    return "the tree of --values independent --weights uniform" if built.tree.drafter else "the Medusa tree"
-
-
-def _report_judgement(console: Console, judgement: Judgement | None, medusa: str) -> None:
-    if judgement is None:
-        return
-    interval, gain = judgement.interval, judgement.gain
-    distinct = f", {judgement.distinct} distinct" if judgement.distinct != judgement.texts else ""
-    between = "" if interval is None else f" ({interval.low:.3f} to {interval.high:.3f})"
-    console.say(
-        f"judged on {counted(judgement.texts, 'text')}{distinct} held out ({judgement.dropped} that were also fitted "
-        f"dropped): {judgement.tokens_per_step:.4f}{between}"
-    )
-    between = "" if gain is None else f" ({gain.low:+.3f} to {gain.high:+.3f} tokens)"
-    console.say(
-        f"{medusa} on them: {judgement.medusa_tokens_per_step:.4f}; gain "
-        f"{judgement.tokens_per_step / judgement.medusa_tokens_per_step - 1:+.2%}{between}"
-    )
-
-
-def _as_dict(built: Built, judgement: Judgement | None, output: str) -> dict[str, Any]:
-    tree, choice, mixed = built.tree, built.choice, built.mixed
-    assert tree.expected is not None
-    data: dict[str, Any] = {
-        "nodes": tree.nodes,
-        "depth": tree.depth,
-        "leaves": len(tree.leaves),
-        "top_k": tree.expected.top_k,
-        "method": str(built.fit.method),
-        "expected_tokens_per_step": {name: value for name, value in vars(tree.expected).items() if name != "top_k"},
-        "cross_validated_steps": built.fit.trials,
-        "texts_fitted": built.fitted.sequences,
-        "texts_distinct": built.fitted.distinct,
-        "paths": tree.paths,
-        "values": tree.values,
-        "output": output,
-    }
-    if choice is not None:
-        data["auto"] = {"best": vars(choice.best), "at_64": choice.at_64 and vars(choice.at_64)}
-    if built.matrix is not None and mixed is not None:
-        data["tasks"] = {
-            "tokens_per_step": built.matrix.tokens_per_step.tolist(),
-            "this_tree": mixed.tokens_per_step.tolist(),
-            "shares": mixed.shares.tolist(),
-        }
-    if judgement is not None:
-        data["judged"] = dataclasses.asdict(judgement)
-    return data
+    check_belongs(_ONE_DRAFTER, "a build without --drafter auto", holds=False)
+    kinds = (options["kind"],) if given("kind") else KINDS
+    if KINDS[0] not in kinds:
+        check_static_only(_STATIC)
+    sized = given("nodes") and isinstance(options["nodes"], int)
+    job = BuildJob(nodes=options["nodes"] if sized else None, **_limits(options))
+    calibrations = [load_calibration(file) for file in options["calibrations"]]
+    check_temperature_of(calibrations, options["temperature"])
+    profiles = [load_profile(file) for file in options["profile"]]
+    with console.progress("build") as progress:
+        choice = choose_drafter(calibrations, profiles, job, kinds=kinds, progress=late(progress))
+    save_plan(with_configuration(choice.plan, console.configuration), options["output"])
+    report_choice(console, choice, options["batch"], options["output"])

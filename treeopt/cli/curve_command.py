@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.build_dynamic import by_one_growth, texts_of, warn_few_texts
+from treeopt.cli.build_report import by_one_growth, texts_of, warn_few_texts
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_static_only, check_suffix, given
+from treeopt.cli.facts import Column, Table
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.options import calibration_option, check_outputs, force_option, max_rank_option, ranks_of, step_options
 from treeopt.cli.sampling_options import check_temperature_of, temperature_option
 from treeopt.defaults import (
     CURVE_LARGEST,
+    DEFAULT_TOP_K,
     DEFAULT_VALUES,
     DEFAULT_WEIGHTS,
     KINDS,
     MAX_NODES,
     ONE_NODE,
+    STEP_SIZES,
     VALUES,
     WEIGHTS,
 )
 from treeopt.files.outputs import PICTURE, write_marked
+from treeopt.progress import late
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
     from treeopt.optimize.curve import Curve, Timing
-    from treeopt.optimize.intervals import Interval
+    from treeopt.optimize.select_method import Method
 
 
 _LARGEST_HELP = f"Largest tree, at most {MAX_NODES:,} nodes [default: the profile's, else {CURVE_LARGEST}]."
@@ -75,14 +80,22 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.view.charts import render_curve
 
     write_marked(options["output"], render_curve(curve), PICTURE, console.configuration)
-    _report(console, curve)
-    console.say(f"tokens per step over {texts_of(calibration)}; {curve.method}")
-    if options["kind"] == KINDS[0]:
-        console.say(by_one_growth(curve.points[-1].nodes))
+    columns = (
+        Column("nodes", lambda point: f"{point.nodes} best" if point.nodes == curve.best else point.nodes),
+        Column("tokens/step", "tokens_per_step", ".3f"),
+        Column("new prompts, 90 %", "prediction", ".3f"),
+        Column("overhead", "overhead", ".2f"),
+        Column("speedup", "speedup", ".2f"),
+    )
+    console.report(
+        Table(columns, curve.points),
+        f"tokens per step over {texts_of(calibration)}; {curve.method}",
+        by_one_growth(curve.points[-1].nodes) if options["kind"] == KINDS[0] else None,
+    )
     warn_few_texts(console, calibration)
     console.note(f"wrote {options['output']}")
     texts = {"texts": calibration.sequences, "texts_distinct": calibration.distinct}
-    console.result({**_as_dict(curve), **texts, "output": options["output"]})
+    console.result({**vars(curve), **texts, "output": options["output"]})
 
 
 command = run
@@ -102,7 +115,6 @@ def _timing(options: dict[str, Any]) -> Timing | None:
 
 def _measure(console: Console, calibration: Calibration, timing: Timing | None, options: dict[str, Any]) -> Curve:
     """The curve up to the largest size of the options and the profile."""
-    from treeopt.cli.curve_figures import measured_curve
     from treeopt.optimize.select_method import candidates
 
     methods = None
@@ -115,25 +127,35 @@ def _measure(console: Console, calibration: Calibration, timing: Timing | None, 
     return measured_curve(console, calibration, timing, methods=methods, **more)
 
 
-def _report(console: Console, curve: Curve) -> None:
-    rows = []
-    for point in curve.points:
-        speed = ["-", "-"] if point.speedup is None else [f"{point.overhead:.2f}", f"{point.speedup:.2f}"]
-        interval = point.prediction
-        shown = "-" if interval is None else f"{interval.low:.3f}-{interval.high:.3f}"
-        mark = " best" if point.nodes == curve.best else ""
-        rows.append([f"{point.nodes}{mark}", f"{point.tokens_per_step:.3f}", shown, *speed])
-    console.table(["nodes", "tokens/step", "new prompts, 90 %", "overhead", "speedup"], rows)
+def measured_curve(
+    console: Console,
+    calibration: Calibration,
+    timing: Timing | None,
+    *,
+    kind: str = KINDS[0],
+    largest: int | None = None,
+    methods: Sequence[Method] | None = None,
+    top_k: int = DEFAULT_TOP_K,
+) -> Curve:
+    """The curve of trees of a kind up to the largest size that is given, and that of the profile.
 
+    Static trees are those of the best of `methods`, by default of the defaults.
+    """
+    from treeopt.optimize.curve import default_sizes, measure_curve, policy_curve
+    from treeopt.optimize.select_method import Fitter, candidates
+    from treeopt.optimize.tree_builder import check_size, tree_limits
 
-def _as_dict(curve: Curve) -> dict[str, Any]:
-    """The curve with the keys of `--json`."""
-    points = [
-        {**vars(point), "sampling": _ends(point.sampling), "prediction": _ends(point.prediction)}
-        for point in curve.points
-    ]
-    return {"points": points, "best": curve.best, "method": curve.method, "expected": curve.expected}
-
-
-def _ends(interval: Interval | None) -> dict[str, float] | None:
-    return None if interval is None else vars(interval)
+    bounds = [] if largest is None else [largest]
+    bounds += [min(timing.largest, MAX_NODES)] if timing else []
+    most = min(bounds, default=CURVE_LARGEST)
+    if kind == KINDS[1]:
+        return policy_curve(calibration, default_sizes(min(most, STEP_SIZES[-1])), timing)
+    limits = tree_limits(calibration, most, top_k=top_k)
+    check_size(limits, calibration.num_heads, "--largest")
+    chosen = candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS, refined=False, exactly=False) if methods is None else methods
+    with console.progress("curve") as progress:
+        fitter = Fitter(calibration, limits, progress=late(progress))
+        curve = measure_curve(fitter, fitter.choose(chosen).method, default_sizes(most), timing)
+    if not fitter.can_leave_out:
+        console.warn("warning: too few different texts for cross-validation; the figures are of the fitted texts")
+    return curve

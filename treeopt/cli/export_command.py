@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,34 +10,35 @@ import click
 
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_suffix
-from treeopt.cli.engine_report import findings_as_list, warn_findings
-from treeopt.cli.export_settings import export_settings
+from treeopt.cli.facts import Column, Part, Table, picked
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.engines import ENGINES, SETTINGS
-from treeopt.files.atomic import write_bytes
+from treeopt.files.atomic import write_bytes, write_text
 from treeopt.files.configurations import write_note
 
 if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
+    from treeopt.export.settings import EngineSettings
     from treeopt.export.trees import Exported
+    from treeopt.optimize.chains import AcceptanceComparison
+    from treeopt.tree import Tree
 
 _SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
 
 
 @command("export")
 @click.argument("tree", required=False)
-@click.option(
-    "--for", "to", type=click.Choice(list(ENGINES | SETTINGS)), required=True, help="The engine, or the format."
-)
+@click.option("--for", "engine", type=click.Choice(list(ENGINES | SETTINGS)), required=True, help="Engine or format.")
 @click.option("--calibration", help="Settings, not a tree: traces, from `treeopt calibrate`.")
 @click.option("--profile", help="Settings: times of steps, from `treeopt profile`.")
 @click.option(
-    "--chain-length", "drafts", type=click.IntRange(min=1), help="Settings: length of the chain [default: the fastest]."
+    "--chain-length", type=click.IntRange(min=1), help="Settings: drafts of the chain [default: the fastest]."
 )
 @click.option("--nodes", type=click.IntRange(min=2), help="Settings: size of the dynamic tree, root counted.")
-@click.option("--measured", "compare", help="Settings: acceptance that the engine measured, JSON or metrics.")
+@click.option("--measured", help="Settings: acceptance that the engine measured, JSON or metrics.")
 @click.option("-o", "--output", help="A file [default: standard output]; sequoia: .pt or .json.")
 @force_option
-def run(console: Console, tree: str | None, to: str, output: str | None, force: bool, **options: Any) -> None:
+def run(console: Console, tree: str | None, engine: str, output: str | None, force: bool, **options: Any) -> None:
     """Write TREE (a file, or a name from `treeopt list`) as an engine reads it, or settings for an engine.
 
     A tree that the engine would refuse or misread is refused, with the rule and a remedy (`treeopt show --for`).
@@ -57,74 +58,175 @@ def run(console: Console, tree: str | None, to: str, output: str | None, force: 
     replay promises (vllm, sglang, trtllm, llamacpp, transformers, or chain for its length alone).
     """
     if tree is None and options["calibration"] is not None:
-        if to not in SETTINGS:
-            raise click.UsageError(f"--for {to} writes a tree: give TREE in place of --calibration.")
-        _check_taken(to, options)
-        export_settings(console, to, output, {**options, "force": force})
+        if engine not in SETTINGS:
+            raise click.UsageError(f"--for {engine} writes a tree: give TREE in place of --calibration.")
+        _check_taken(engine, options)
+        _export_settings(console, engine, output, {**options, "force": force})
         return
     given = [f"--{name}" for name, value in options.items() if value is not None]
     if tree is None:
         raise click.UsageError("Missing argument 'TREE' or option '--calibration'.")
     if given:
         raise click.UsageError(f"{given[0]} is for settings, which need no TREE.")
-    if to not in ENGINES:
-        raise click.UsageError(f"--for {to} takes no fixed tree: give --calibration in place of TREE.")
-    _export_tree(console, tree, to, output, force)
+    if engine not in ENGINES:
+        raise click.UsageError(f"--for {engine} takes no fixed tree: give --calibration in place of TREE.")
+    _export_tree(console, tree, engine, output, force)
 
 
 command = run
 
 
-def _check_taken(to: str, options: Mapping[str, Any]) -> None:
+def _check_taken(engine: str, options: Mapping[str, Any]) -> None:
     """Refuse a length or a size that the engine does not take."""
-    known = SETTINGS[to]
-    if options["drafts"] is not None and known.chains is None:
-        raise click.UsageError(f"--for {to} takes a tree, no length: --nodes in place of --chain-length.")
+    known = SETTINGS[engine]
+    if options["chain_length"] is not None and known.chains is None:
+        raise click.UsageError(f"--for {engine} takes a tree, no length: --nodes in place of --chain-length.")
     if options["nodes"] is not None and known.trees is None:
-        raise click.UsageError(f"--for {to} takes a length, no tree: --chain-length in place of --nodes.")
-    if options["drafts"] is not None and options["nodes"] is not None:
-        raise click.UsageError("--chain-length is of a chain and --nodes of a tree: give one of them.")
+        raise click.UsageError(f"--for {engine} takes a length, no tree: --chain-length in place of --nodes.")
+    if options["chain_length"] is not None and options["nodes"] is not None:
+        raise click.UsageError("--chain-length and --nodes are of a chain and of a tree: give one of them.")
 
 
-def _export_tree(console: Console, tree: str, to: str, output: str | None, force: bool) -> None:
+def _export_tree(console: Console, tree: str, engine: str, output: str | None, force: bool) -> None:
     from treeopt.files.trees import load_tree
 
     record = load_tree(tree)  # before the output is checked, because an invalid tree is the first error
     if output is not None:
         check_outputs({"tree": tree, "force": force}, output)
-        if to in _SUFFIXES:
-            check_suffix(output, *_SUFFIXES[to])
+        if engine in _SUFFIXES:
+            check_suffix(output, *_SUFFIXES[engine])
     from treeopt.export.trees import export_tree
 
-    exported = export_tree(record, to, suffix="" if output is None else Path(output).suffix)
+    exported = export_tree(record, engine, suffix="" if output is None else Path(output).suffix)
     if output is None:
         console.say(exported.content.decode().removesuffix("\n"))
     else:
         write_bytes(output, exported.content)
         write_note(output, console.configuration)
-    _report(console, exported, output)
-    console.result({"nodes": record.nodes, "depth": record.depth, **_as_dict(exported, output)})
+    _report_tree(console, exported, output, record)
 
 
-def _report(console: Console, exported: Exported, output: str | None) -> None:
+def _report_tree(console: Console, exported: Exported, output: str | None, tree: Tree) -> None:
     engine = ENGINES[exported.engine]
-    warn_findings(console, exported.warnings)
+    for finding in exported.warnings:
+        console.warn(f"warning: {finding}")
     if output is not None:
         console.note(f"wrote {output}")
     console.note(f"read by   {engine.reader}: {engine.versions}")
     console.note(f"setting   {exported.setting}")
     console.note(f"lost      {engine.lost}")
+    console.result(
+        {
+            **picked(tree, "nodes", "depth"),
+            "to": exported.engine,
+            **picked(engine, "reader", "versions", "lost"),
+            "setting": exported.setting,
+            "findings": exported.warnings,
+            "content": exported.content.decode() if output is None else None,
+            "output": output,
+        }
+    )
 
 
-def _as_dict(exported: Exported, output: str | None) -> dict[str, Any]:
-    engine = ENGINES[exported.engine]
+def _export_settings(console: Console, engine: str, output: str | None, options: Mapping[str, Any]) -> None:
+    """Print or write the settings of an engine, with what replay promises and, with --measured, what it measured."""
+    from treeopt.files.calibrations import load_calibration
+    from treeopt.files.profiles import load_profile
+
+    calibration = load_calibration(options["calibration"])
+    profile = None if options["profile"] is None else load_profile(options["profile"])
+    if output is not None:
+        check_outputs(options, output)
+    from treeopt.export.settings import engine_settings
+
+    found = engine_settings(engine, calibration, profile, drafts=options["chain_length"], nodes=options["nodes"])
+    comparison = None if options["measured"] is None else _compared(console, options["measured"], found, calibration)
+    _report_settings(console, found, output, table=comparison is None)
+    if comparison is not None:
+        console.report(*_comparison(comparison))
+    console.result(_settings_data(found, comparison, output))
+
+
+def _compared(
+    console: Console, measured_file: str, found: EngineSettings, calibration: Calibration
+) -> AcceptanceComparison:
+    """What an engine measured beside what replay promised."""
+    from treeopt.export.acceptance import read_acceptance
+    from treeopt.export.settings import promised
+    from treeopt.optimize.chains import compare_acceptance
+
+    measured = read_acceptance(measured_file)
+    if len(measured.draft_lengths) > 1:
+        lengths = ", ".join(map(str, measured.draft_lengths))
+        console.warn(f"warning: the engine's steps had {lengths} drafts; the promise is of the longest chain")
+    drafts = None if measured.histogram is None else len(measured.histogram) - 1
+    return compare_acceptance(promised(found, calibration, drafts), calibration, measured)
+
+
+def _report_settings(console: Console, found: EngineSettings, output: str | None, *, table: bool) -> None:
+    if output is not None and found.content:
+        write_text(output, found.content + "\n")
+        write_note(output, console.configuration)
+    elif found.content:
+        console.say(found.content)
+    elif table:
+        columns = (Column("drafts", lambda one: one[0]), Column("tokens per step", lambda one: one[1], ".4f"))
+        console.report(Table(columns, list(enumerate(found.chains))))
+    if found.warning:
+        console.warn(f"warning: {found.warning}")
+    for name, why in found.underived.items():
+        console.warn(f"not derived: {name}: {why}")
+    if output is not None:
+        written = f"wrote {output}" if found.content else f"{output} is not written: there is no setting"
+        (console.note if found.content else console.warn)(written)
+    console.note(f"read by   {SETTINGS[found.engine].versions}")
+    if found.replay is not None:
+        where = "" if found.batch is None else f", batch {found.batch}"
+        console.note(f"replay    {found.replay.tokens_per_step:.4f} tokens per step ({found.bound}{where})")
+    for batch, budget in found.budgets.items():
+        figures = f"{budget.tokens_per_step:.4f} tokens per step, speedup {budget.speedup:.3f}"
+        console.note(f"batch {batch:<4}{budget.nodes - 1} drafts: {figures}")
+    for note in found.notes:
+        console.note(f"note      {note}")
+
+
+def _comparison(comparison: AcceptanceComparison) -> Iterator[Part]:
+    interval = comparison.interval
+    spread = "" if interval is None else f" ({interval:.3f} on as many new texts)"
+    difference = comparison.measured / comparison.promised - 1
+    verdict = {True: "as promised", False: "not as promised", None: "no interval of the promise"}
+    yield f"promised  {comparison.promised:.4f} tokens per step{spread}"
+    yield f"measured  {comparison.measured:.4f} ({difference:+.1%}): {verdict[comparison.as_promised]}"
+    if comparison.measured_rates is not None:
+        columns = (
+            Column("drafts accepted, at least", lambda row: row[0]),
+            Column("promised", lambda row: row[1][0], ".4f"),
+            Column("measured", lambda row: row[1][1], ".4f"),
+        )
+        pairs = zip(comparison.promised_rates, comparison.measured_rates, strict=False)
+        yield Table(columns, list(enumerate(pairs, 1)))
+
+
+def _settings_data(
+    found: EngineSettings, comparison: AcceptanceComparison | None, output: str | None
+) -> dict[str, Any]:
+    budgets = [
+        {"batch": batch, "drafts": budget.nodes - 1, **picked(budget, "tokens_per_step", "speedup")}
+        for batch, budget in found.budgets.items()
+    ]
+    names = ("promised", "measured", "as_promised", "promised_rates", "measured_rates")
+    interval = None if comparison is None or comparison.interval is None else comparison.interval
+    ends = None if interval is None else [interval.low, interval.high]
+    compared = {} if comparison is None else {"comparison": {**picked(comparison, *names), "interval": ends}}
     return {
-        "to": exported.engine,
-        "reader": engine.reader,
-        "versions": engine.versions,
-        "setting": exported.setting,
-        "lost": engine.lost,
-        "findings": findings_as_list(exported.warnings),
-        "content": exported.content.decode() if output is None else None,
-        "output": output,
+        "to": found.engine,
+        "versions": SETTINGS[found.engine].versions,
+        **picked(found, "settings", "batch", "bound", "notes"),
+        "content": found.content if output is None else None,
+        "output": output if found.content else None,
+        "tokens_per_step": None if found.replay is None else found.replay.tokens_per_step,
+        "batches": budgets,
+        "chain_tokens_per_step": found.chains,
+        "not_derived": found.underived,
+        **compared,
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.build_dynamic import by_one_growth
+from treeopt.cli.build_report import by_one_growth
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_alone, check_once, check_suffix

@@ -8,7 +8,7 @@ from typing import Any
 
 from treeopt.calibration import Calibration
 from treeopt.cli.console import Console
-from treeopt.cli.curve_figures import measured_curve
+from treeopt.cli.curve_command import measured_curve
 from treeopt.cli.mismatch import warn_edited
 from treeopt.cli.report_checks import (
     check_calibrations,

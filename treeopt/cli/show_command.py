@@ -12,7 +12,6 @@ import click
 
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_apart, check_belongs
-from treeopt.cli.engine_report import findings_as_list, say_findings
 from treeopt.cli.mismatch import warn_edited, warn_other_traces
 from treeopt.cli.show_report import as_dict, report
 from treeopt.defaults import MAX_NODES
@@ -169,13 +168,18 @@ def _show_rules(console: Console, name: str, engine: str, num_heads: int | None)
 
     names = list(ENGINES) if engine == _ALL else [engine]
     found = lint_file(name, names, num_heads=num_heads)
-    say_findings(console, found.findings)
+    for finding in found.findings:
+        where = f" [{finding.engine}]" if finding.engine else ""
+        console.say(f"{finding.severity}: {finding.rule}{where}: {finding.what}")
+        console.say(f"  why: {finding.why}")
+        if finding.fix:
+            console.say(f"  fix: {finding.fix}")
     if found.tree is not None:
         for one in names:
             faults = sum(finding.engine == one and finding.severity == "error" for finding in found.findings)
             console.say(f"{one:11} {'ok' if not faults else f'{faults} ' + ('error' if faults == 1 else 'errors')}")
-    findings = findings_as_list(found.findings)
-    console.result({"nodes": found.nodes, "engines": names, "valid": found.tree is not None, "findings": findings})
+    more = {"engines": names, "valid": found.tree is not None}
+    console.result({"nodes": found.nodes, **more, "findings": found.findings})
     if found.tree is None or (engine != _ALL and found.errors):
         click.get_current_context().exit(EXIT_INPUT)
 

@@ -56,6 +56,9 @@ class Finding:
     paths: tuple[RankPath, ...] = ()
     count: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.what}; {self.why}" + (f" ({self.fix})" if self.fix else "")
+
 
 def lint_tree(tree: GivenTree, engine: str, *, num_heads: int | None = None) -> list[Finding]:
     """The rules of an engine that a tree breaks, errors first.
