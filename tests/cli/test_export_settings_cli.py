@@ -125,6 +125,6 @@ def test_trees_and_settings_are_not_mixed(line: list[str]) -> None:
 
 def test_formats_of_both_kinds_are_offered() -> None:
     """`--for` has the formats of trees and the engines with settings."""
-    option = next(one for one in command.params if one.name == "to")
+    option = next(one for one in command.params if one.name == "engine")
     assert set(option.type.choices) == {*ENGINES, *SETTINGS}
     assert treeopt("export", "mc_sim_7b_63", "--for", "trtllm").stdout.startswith("[[0]")
