@@ -58,7 +58,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "learn from nothing": (("learn", "--prompts", "empty.jsonl"), "E303"),
     "exclude what is not there": (("distill", "--self-talk", "2", "--exclude", "no.jsonl", "-o", "x.jsonl"), "E201"),
     "distill over an unfinished run": (("distill", "--self-talk", "2", "-o", "begun.jsonl"), "E202"),
-    "distill over a folder": (("distill", "--self-talk", "2", "-o", "folder.jsonl", "--force"), "E204"),
+    "distill over a file": (("distill", "--self-talk", "2", "-o", "file.jsonl", "--force"), "E204"),
     "distill onwards from nothing": (("distill", "--self-talk", "2", "--resume", "-o", "x.jsonl"), "E205"),
     "train on nothing": (("train", "--data", "empty.jsonl", "-o", "h"), "E303"),
     "train on what is not there": (("train", "--data", "data.jsonl", "--data", "no.jsonl", "-o", "h"), "E201"),
@@ -74,8 +74,9 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
 def test_wrong_input_is_refused_before_a_model_is_loaded(name: str) -> None:
     """Wrong names of outputs, missing and empty files, and folders in use are one error at once; all stays."""
     Path("empty.jsonl").write_text("\n")
-    Path("begun.jsonl.partial").write_text("")
-    Path("folder.jsonl.partial").mkdir()
+    Path("begun.jsonl.partial").mkdir()
+    Path("begun.jsonl.partial/begun.json").write_text("{}")
+    Path("file.jsonl.partial").write_text("")
     Path("run/checkpoints").mkdir(parents=True)
     Path("run/checkpoints/begun.json").write_text("{}")
     Path("run/metrics.jsonl").write_text('{"text": "w1 w2 w3"}\n')

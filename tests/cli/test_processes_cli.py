@@ -52,11 +52,12 @@ def test_three_processes_of_torchrun_give_the_bytes_of_one(tmp_path: Path, monke
 
 
 def test_two_processes_distill_into_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --force over an unfinished file: the bytes of one process, and neither is refused by the other's lock."""
+    """With --force over an unfinished run: the bytes of one process, and neither is refused by the other's lock."""
     monkeypatch.chdir(tmp_path)
     distill = ["distill", "--self-talk", "4", "--max-new-tokens", "6", "--opening-tokens", "4", "--batch-size", "1"]
     treeopt(*distill, "-o", "one.jsonl")
-    Path("two.jsonl.partial").write_text("older")
+    Path("two.jsonl.partial").mkdir()
+    Path("two.jsonl.partial/begun.json").write_text("{}")
     command = [sys.executable, "-m", "treeopt", *distill, "-o", "two.jsonl", "--force", "--nproc", "2"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,6 @@ from torn import TORN
 from treeopt.calibrate import pipeline as pipeline_module
 from treeopt.calibrate import pipeline as stages_module
 from treeopt.calibration import Calibration
-from treeopt.cli import distill_command as distill_module
 from treeopt.files import calibrations as calibrations_module
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
@@ -196,15 +195,6 @@ def test_outputs_in_use_are_known_before_a_model_is_loaded() -> None:
                 assert error_number(refused) == "E204"
                 assert f"is in use: process {process.pid} on " in refused.stderr
         assert sorted(Path().rglob("*")) == before
-
-
-@pytest.mark.usefixtures("unloaded")
-def test_a_process_that_follows_may_find_the_run_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock of the first process does not end another one of its run that starts late."""
-    monkeypatch.setattr(distill_module, "follows", lambda: True)
-    with owner(Path("out.jsonl.partial")):
-        command = ("distill", "--model", "pocket", "--self-talk", "4", "-o", "out.jsonl", "--force")
-        assert "a model was loaded first" in treeopt(*command, status=1).stderr
 
 
 def test_other_texts_than_given_are_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
