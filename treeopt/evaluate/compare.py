@@ -304,7 +304,9 @@ def _fastest_plan(job: Material, name: str, run: CalibrationRun, drafter: Drafte
     plans = plans_of(run.calibration, job.options.sizes, with_draft=with_draft)
     decoders = [job.decoder(plan, drafter, AcceptDeepest()) for plan in plans]
     # One of several processes times the steps for all: each of them must decode the same trees.
-    [seconds] = job.options.division.each(1, lambda _: timed([decoders], run.texts, job.noted(name))[0])
+    [seconds] = job.options.division.each(
+        "timing", range(1), lambda _: timed([decoders], run.texts, job.noted(name))[0]
+    )
     best = max(figures_of(plans, seconds, job.base)[1:], key=lambda one: one.speedup, default=None)
     return None if best is None else best.plan
 
@@ -382,7 +384,20 @@ def compare(
         (['token recycling'], 2)
     """
     chosen = CompareOptions(**options)
-    base = as_base(model, tokenizer, dtype="float32")
+    found = divided_compare(as_base(model, tokenizer, dtype="float32"), heads, prompts, draft, chosen, progress)
+    assert found is not None, "only commands divide a run among processes"
+    return found
+
+
+def divided_compare(
+    base: Base,
+    heads: GivenHeads | None,
+    prompts: GivenPrompts,
+    draft: GivenModel | None,
+    chosen: CompareOptions,
+    progress: Progress,
+) -> Comparison | None:
+    """What `compare` does; None in a process that follows another."""
     loaded = None if heads is None else as_heads(heads)
     if loaded is not None:
         check_heads_fit(base, loaded.heads, loaded.name)
@@ -404,7 +419,8 @@ def compare(
         baselines = {one.name: one.baseline for one in entries if one.baseline is not None}
         content = {one.name: one.content for one in entries}
         runs = decode_all(baselines, base, texts, chosen.decoding, progress, content=content)
-        chosen.division.leader_only()
+    if chosen.division.follows:
+        return None
     return Comparison(
         rows=_rows(entries, runs, base),
         texts=runs.texts,
