@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from numbers import Integral
 from types import NoneType
 from typing import Any, overload
@@ -39,32 +38,12 @@ from treeopt.verify.probe import check_ready, check_trees
 from treeopt.verify.session import Session, TreeForward
 
 
-@dataclass(frozen=True, eq=False)
-class Mark:
-    """The place of rows in their texts, for `Rows.rewind`."""
-
-    lengths: list[int]
-    drafting: Any
-    roots: list[int]
-    root: Tensor
-    hidden: Tensor
-
-
 class Rows:
     """Texts in progress; made by `TreeDecoder.prefill`, advanced by `TreeDecoder.step`.
 
-    Args:
-        session: the prompts, prefilled.
-        drafting: the drafter's session for the same rows.
-        roots: each row's first token.
-        root: the same as int64 [B] on the model's device.
-        hidden: float [B, d], the states that chose the roots.
-        logits: float [B, V], the base's logits there.
-        generator: of random draws; None for torch's default.
-
-    Attributes:
-        indices: the prompt of each row.
-        roots: each row's next token, chosen but not yet emitted; the next step emits it first.
+    Attributes:     indices: the prompt of each row.     roots: each row's next token, chosen but not yet emitted; the
+    next step emits it first. `root` is the same as int64 [B] on the model's device, and `hidden` float [B, d] the
+    states that chose them.
     """
 
     def __init__(
@@ -87,16 +66,10 @@ class Rows:
             drafting.look(observed.numpy(force=True))
 
     def advance_(self, drafts: Drafts, verified: tuple[Tensor, Tensor], node: Tensor, root: Tensor) -> list[Step]:
-        """Keep each row's path to the accepted node, and continue after it. One synchronisation with the device.
+        """Keep each row's path to the accepted node int64 [B], and continue with the roots int64 [B] chosen after it.
 
-        Args:
-            drafts: the verified trees.
-            verified: logits [B, N, V] and hidden states [B, N, d] of all nodes.
-            node: int64 [B], the accepted nodes.
-            root: int64 [B], the tokens chosen after them.
-
-        Returns:
-            For each row its old root and the accepted drafts, with the number of its draft tokens.
+        Verified are logits [B, N, V] and hidden states [B, N, d] of all nodes. One synchronisation with the device.
+        Returns each row's old root and accepted drafts, with the number of its draft tokens.
         """
         logits, hidden = verified
         self.hidden = _at(hidden, node)
@@ -133,15 +106,15 @@ class Rows:
             self.session.select(rows)
             self.root, self.hidden = self.root[list(rows)], self.hidden[list(rows)]
 
-    def mark(self) -> Mark:
+    def mark(self) -> tuple[Any, ...]:
         """The place in the texts, for `rewind`."""
-        return Mark(self.session.lengths, self.drafting.mark(), self.roots, self.root, self.hidden)
+        return self.session.lengths, self.drafting.mark(), self.roots, self.root, self.hidden
 
-    def rewind(self, mark: Mark) -> None:
+    def rewind(self, mark: tuple[Any, ...]) -> None:
         """Undo the steps since `mark`; the rows must be the same."""
-        self.session.rewind(mark.lengths)
-        self.drafting.rewind(mark.drafting)
-        self.roots, self.root, self.hidden = mark.roots, mark.root, mark.hidden
+        lengths, drafting, self.roots, self.root, self.hidden = mark
+        self.session.rewind(lengths)
+        self.drafting.rewind(drafting)
 
     def check(self, base: Base) -> None:
         """Raise E504, which names the base, where a row's next token was chosen from scores that are not finite."""
@@ -277,37 +250,25 @@ class TreeDecoder:
         return made[0] if alone else made
 
     def start(self, ids: Prompt, max_new_tokens: int) -> Iterator[Step]:
-        """Prefill one prompt immediately; iterating over the result runs one step at a time and yields it.
-
-        Arguments and errors are those of `generate`. Several texts may be in progress on one decoder.
-        """
+        """Prefill one prompt immediately, as for `generate`; iterating over the result runs one step at a time."""
         prompts, alone = _prompts(ids, self.base)
         if not alone:
             raise ValueError("start continues one prompt; generate takes a list of them")
         return (step[0] for step in self.start_all(prompts, max_new_tokens))
 
     def start_all(self, ids: Sequence[Prompt], max_new_tokens: int) -> Iterator[dict[int, Step]]:
-        """Prefill a batch of prompts immediately; iterating over the result runs one step at a time.
+        """Prefill a batch of prompts immediately, as for `generate`; iterating over the result runs one step at a time.
 
-        Arguments and errors are those of `generate`.
-
-        Yields:
-            One step of every text in progress, by the index of its prompt in `ids`: a list of tokens that also has
-            `num_draft_tokens`.
+        Yields one step of every text in progress, by the index of its prompt in `ids`.
         """
         rows = self.prefill(ids, max_new_tokens)
         return advance(self, rows, dict.fromkeys(rows.indices, max_new_tokens), frozenset(self.base.eos_ids))
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[Prompt], max_new_tokens: int) -> Rows:
-        """Run the prompts in one forward, and choose the first token of each.
+        """Run the prompts, as for `generate`, in one forward, and choose the first token of each.
 
-        Args:
-            ids: prompts as for `generate`.
-            max_new_tokens: reserved in the cache for each row; a row must not be stepped beyond it.
-
-        Raises:
-            TreeoptError: as `generate`.
+        `max_new_tokens` are reserved in the cache for each row; a row must not be stepped beyond it.
         """
         check_ready(self.base)
         prompts, _ = _prompts(ids, self.base)
@@ -334,14 +295,9 @@ class TreeDecoder:
     def step(self, rows: Rows) -> list[Step]:
         """Verify one tree for each row in one forward, and advance the rows in place.
 
-        There is one synchronisation with the device, and one a level with a draft model. The tokens of a step are not
-        cut at the end of a text or at the budget; the caller does that.
-
-        Returns:
-            For each row its root and the accepted drafts, 1 to D + 1 tokens, with `num_draft_tokens`.
-
-        Raises:
-            TreeoptError: E504 where a root was chosen from logits that are not finite.
+        There is one synchronisation with the device, and one a level with a draft model. For each row there are its
+        root and the accepted drafts, 1 to D + 1 tokens, not cut at the end of a text or at the budget. E504 where a
+        root was chosen from logits that are not finite.
         """
         rows.check(self.base)
         drafts = self.trees.draft(rows.drafting, rows.root, rows.hidden)
@@ -395,16 +351,10 @@ def _trees(
 
 
 def advance(decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozenset[int]) -> Iterator[dict[int, Step]]:
-    """Step until every row has ended.
+    """Step until every row has ended; one step of every prompt in progress, cut at the end of its text or budget.
 
-    Args:
-        decoder: the decoder.
-        rows: the texts in progress.
-        left: each prompt's remaining budget, decreased in place; the caller sets it to 0 to end a text between steps.
-        eos: tokens that end a text.
-
-    Yields:
-        One step of every prompt in progress, cut at the end of its text or budget.
+    `left` has each prompt's remaining budget, decreased in place; the caller sets it to 0 to end a text between steps.
+    Tokens of `eos` end a text.
     """
     while True:
         rows.keep([row for row, i in enumerate(rows.indices) if left[i] > 0])
@@ -424,7 +374,6 @@ def advance(decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozens
 
 
 def _cut(tokens: Step, left: int, eos: frozenset[int]) -> Step:
-    """The tokens up to the budget and to the first end token, which is included."""
     end = next((i + 1 for i, token in enumerate(tokens) if token in eos), len(tokens))
     return tokens.cut(min(left, end))
 

@@ -48,15 +48,11 @@ class DraftMetrics:
 
     @classmethod
     def of_steps(cls, step_lengths: Iterable[int], step_draft_tokens: Iterable[int], depth: int) -> DraftMetrics:
-        """The metrics of one text.
+        """The metrics of one text, from the tokens of each step, root included, and the draft tokens that each
+        verified.
 
-        Args:
-            step_lengths: the number of tokens that each step emitted, root included.
-            step_draft_tokens: the number of draft tokens that each step verified.
-            depth: D, the greatest number of drafts that a step can accept.
-
-        Raises:
-            ValueError: where the two differ in length, or a step has no token, or more than its drafts and the root.
+        `depth` is D, the greatest number of drafts that a step can accept. ValueError where a step has no token, or
+        more than its drafts and the root.
         """
         histogram, num_steps, num_draft_tokens = [0] * (depth + 1), 0, 0
         for length, drafted in zip(step_lengths, step_draft_tokens, strict=True):
@@ -129,10 +125,8 @@ class Decoded:
 
     @property
     def tokens_per_step(self) -> float:
-        """tau of this text."""
         return len(self.tokens) / len(self.step_lengths)
 
     @property
     def draft_metrics(self) -> DraftMetrics:
-        """Verified and accepted drafts of this text."""
         return DraftMetrics.of_steps(self.step_lengths, self.step_draft_tokens, self.tree_depth)

@@ -68,7 +68,6 @@ class BorrowedBase(Base):
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model."""
         found = self._model()
         assert found is not None, "the model was deleted"
         return found
@@ -245,7 +244,6 @@ def tree_generate(
 
 
 def _decode(decoder: TreeDecoder, rule: Processed, rows: Rows, text: _Text, budget: int) -> None:
-    """Decode all rows to their ends into `text`."""
     rule.follow(rows, text.eos)
     left = dict.fromkeys(rows.indices, budget)
     for emitted in advance(decoder, rows, left, text.eos):
@@ -307,7 +305,6 @@ class _Text:
         return made
 
     def add(self, row: int, step: Step) -> None:
-        """Add one step of one row."""
         self._tokens[row].extend(step)
         self._steps[row].append(step)
 

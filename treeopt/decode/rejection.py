@@ -105,10 +105,8 @@ class _DrawnSession(ModelSession):
             self._generator = torch.Generator(proposer.draft.device).manual_seed(seed)
 
     def drawn(self, count: int) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [B, count] drawn one after another, and the distributions float [B, count, V] of each.
-
-        Raises:
-            TreeoptError: E504 where the draft model gives NaN.
+        """Tokens int64 [B, count] drawn one after another, and the distributions float [B, count, V] of each; E504 for
+        NaN.
         """
         logits = self.advance()
         tokens, drawn_from = [], []

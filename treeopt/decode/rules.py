@@ -54,12 +54,8 @@ def draw(
     """One sample of each row's softmax: float [..., V] -> int64 [...]; `NOT_A_NUMBER` where a row holds a NaN.
 
     The argmax of p / e, with e exponentially distributed, is each token with its probability p. `torch.multinomial`
-    draws one sample in the same way, but raises an error for a NaN.
-
-    Args:
-        logits: float [..., V].
-        generator: of the noise, which is drawn for all rows; the scores are computed for a few rows at a time.
-        score: float [n, V] -> float32 [n, V], the scores of logits, whose softmax is sampled from; None for the logits.
+    draws one sample in the same way, but raises an error for a NaN. `score` takes logits [n, V] to the scores that are
+    sampled from, for a few rows at a time.
     """
     rows = logits.reshape(-1, logits.shape[-1])
     noise = torch.empty_like(rows, dtype=rows.dtype if score is None else torch.float32)
@@ -71,17 +67,10 @@ def draw(
 
 
 def greedy(drafts: Drafts, choice: Tensor) -> Tensor:
-    """The deepest node on whose path every draft equals the target's choice after its parent.
+    """int64 [B]: the deepest node on whose path every draft equals the target's choice int64 [B, N] after its parent.
 
     Siblings that are not void have different tokens, so all such nodes are on one path. Nodes are sorted by depth, so
-    the last of them is the deepest. Paths are not padded with tokens, so only drafts can be accepted.
-
-    Args:
-        drafts: the trees of all rows.
-        choice: int64 [B, N], the target's choice after each node, the same for all paths through it.
-
-    Returns:
-        int64 [B]: the accepted node; 0, the root, where no draft is accepted.
+    the last of them is the deepest; 0, the root, where no draft is accepted.
     """
     if drafts.tokens.shape[1] == 1:
         return drafts.tokens.new_zeros(len(choice))
@@ -94,21 +83,11 @@ def greedy(drafts: Drafts, choice: Tensor) -> Tensor:
 def typical(
     drafts: Drafts, logits: Tensor, *, temperature: float, epsilon: float = EPSILON, delta: float = DELTA
 ) -> Tensor:
-    """The end of the longest path of likely enough drafts (arXiv:2401.10774, section 2.3.1). LOSSY.
+    """int64 [B]: the end of the longest path of likely enough drafts (arXiv:2401.10774, section 2.3.1). LOSSY.
 
-    A draft is accepted where p(draft) > min(epsilon, delta * exp(-H(p))), with p the base's distribution after its
-    parent and H the entropy of p in nats. The root is always accepted. Of equally long paths the likeliest is taken,
-    of equally likely ones the first.
-
-    Args:
-        drafts: the trees of all rows.
-        logits: float [B, N, V], the base's logits after each node.
-        temperature: of p, above 0.
-        epsilon: upper bound of the threshold.
-        delta: factor of exp(-H), which is the probability of each token in a uniform distribution of entropy H.
-
-    Returns:
-        int64 [B]: the accepted node; 0, the root, where no draft is likely enough.
+    A draft is accepted where p(draft) > min(epsilon, delta * exp(-H(p))), with p the base's distribution at
+    `temperature` after its parent, by logits [B, N, V], and H the entropy of p in nats. The root is always accepted. Of
+    equally long paths the likeliest is taken, of equally likely ones the first.
     """
     tree = drafts.tree
     likely, entropy = _likely(drafts, logits, temperature)
@@ -179,12 +158,8 @@ class Exact(ABC):
 
     @abstractmethod
     def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
-        """One token a row: float [..., V] -> int64 [...].
-
-        Args:
-            logits: float [B, N, V] after every node, or [B, V] at roots.
-            drafts: the trees of all rows; None at roots.
-            generator: of random draws.
+        """One token a row: float [..., V] -> int64 [...]; logits are [B, N, V] after every node of drafts, or [B, V] at
+        roots.
         """
 
     def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:

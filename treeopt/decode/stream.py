@@ -17,7 +17,7 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import Step
 from treeopt.decode.plans import GivenPlan
 from treeopt.decode.rejection import DrawnChain
-from treeopt.decode.rules import Greedy
+from treeopt.decode.rules import Exact, best
 from treeopt.drafted_step import DraftedStep
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import DRAFTER, Drafts
@@ -47,12 +47,9 @@ class Piece:
 def stream_text(steps: Iterable[Step], tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:
     """The pieces of a text, one for each step; at the end a piece without tokens where text is left.
 
-    The joined texts of the pieces equal `whole_text` of all tokens, except for bytes that are not UTF-8: some
-    tokenizers then decode the bytes before them differently, after their text was yielded.
-
-    Args:
-        steps: the tokens of each step, as from `TreeDecoder.start`.
-        tokenizer: the base model's. One without a `tokenizers` backend gives its text at the end.
+    The joined texts equal `whole_text` of all tokens, except for bytes that are not UTF-8: some tokenizers then decode
+    the bytes before them differently, after their text was yielded. A tokenizer without a `tokenizers` backend gives
+    its text at the end.
     """
     tokens: list[int] = []
     shown = ""
@@ -123,16 +120,7 @@ class DecodedStep:
 
 
 def decoded_steps(decoder: TreeDecoder, prompt: Sequence[int], steps: Sequence[Sequence[int]]) -> list[DecodedStep]:
-    """The steps of a text that was decoded, by one more forward over the whole text.
-
-    Args:
-        decoder: the decoder of the text; its base has a tokenizer.
-        prompt: token ids.
-        steps: the tokens of each step.
-
-    Raises:
-        TreeoptError: E504 where states or scores are not finite.
-    """
+    """The steps of a decoded text, by one more forward over the whole text; the decoder's base has a tokenizer."""
     tokenizer, trees = decoder.base.tokenizer, decoder.trees
     assert tokenizer is not None
     texts = iter(token_texts([token for step in steps for token in step], tokenizer))
@@ -149,48 +137,23 @@ def decoded_steps(decoder: TreeDecoder, prompt: Sequence[int], steps: Sequence[S
 
 
 _CONTEXT = 8  # tokens before a token that its text may depend on
+Seen = tuple[Drafts, Tensor, Tensor, Tensor]  # of a step: logits [1, N, V], the accepted node and the token after it
 
 
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """What the acceptance rule saw and chose in one step of one text.
-
-    Args:
-        drafts: the verified tree.
-        logits: float [1, N, V], the base's logits after each node.
-        node: int64 [1], the accepted node.
-        root: int64 [1], the token after it.
-    """
-
-    drafts: Drafts
-    logits: Tensor
-    node: Tensor
-    root: Tensor
-
-
-class Recorder:
-    """The greedy rule, which keeps what it saw and chose.
-
-    Attributes:
-        steps: the number of verified steps.
-        last: the last of them; None before the first.
-    """
-
-    lossy = False
-    seed: int | None = None
+class Recorder(Exact):
+    """The greedy rule, which counts its steps and keeps what it saw in the last."""
 
     def __init__(self) -> None:
-        self._rule = Greedy()
         self.steps = 0
         self.last: Seen | None = None
 
-    def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        return self._rule.first(logits, generator)
+    def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
+        return best(logits)
 
     def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        node, root = self._rule.accept(drafts, logits, generator)
+        node, root = super().accept(drafts, logits, generator)
         self.steps += 1
-        self.last = Seen(drafts, logits, node, root)
+        self.last = drafts, logits, node, root
         return node, root
 
 
@@ -205,21 +168,9 @@ def draft_step(
     number: int = 1,
     prompt: str = "",
 ) -> DraftedStep:
-    """Decode a prompt greedily up to one step, and give that step.
+    """Decode a prompt greedily up to step `number`, from 1, and give that step; the text `prompt` is for the record.
 
-    Args:
-        base: the base model.
-        heads: as for `TreeDecoder`.
-        tree: as for `TreeDecoder`; a tree, a policy, or None for the plan of the drafter.
-        ids: token ids of the prompt.
-        drafter: as for `TreeDecoder`.
-        draft: as for `TreeDecoder`.
-        number: of the step, from 1.
-        prompt: the text of the prompt, for the record.
-
-    Raises:
-        TreeoptError: as `TreeDecoder` and `TreeDecoder.generate`.
-        ValueError: where the text ends before the step, or `number` is below 1.
+    Other arguments and errors are those of `TreeDecoder`; ValueError where the text ends before the step.
     """
     check_counts(number=number)
     recorder = Recorder()
@@ -240,19 +191,20 @@ def draft_step(
 
 def _record(seen: Seen, static: Tree | None, base: Base, before: Sequence[int], length: int) -> DraftedStep:
     """The record of a step that emitted `length` tokens after the tokens `before`."""
-    drafted: list[int] = seen.drafts.tokens[0].tolist()
-    chances = _probabilities(seen)
-    void = [False] * len(drafted) if seen.drafts.void is None else seen.drafts.void[0].tolist()
-    path = [node for node in seen.drafts.tree.paths_to(seen.node)[0].tolist() if node != PAD]
+    drafts, logits, node, root = seen
+    drafted: list[int] = drafts.tokens[0].tolist()
+    chances = _probabilities(drafts, logits)
+    void = [False] * len(drafted) if drafts.void is None else drafts.void[0].tolist()
+    path = [node for node in drafts.tree.paths_to(node)[0].tolist() if node != PAD]
     if static is None:
-        tree, order = _grown(seen.drafts.tree.parents[0].tolist(), void)
+        tree, order = _grown(drafts.tree.parents[0].tolist(), void)
     else:
         tree, order = static, list(range(static.nodes))
     tokens = tuple(None if void[node] else drafted[node] for node in order)
     texts = _texts(base.tokenizer, before, tree, tokens)
     accepted = tuple(order.index(node) for node in path[:length])
     ended = tokens[accepted[-1]] in base.eos_ids
-    bonus = None if ended else int(seen.root)
+    bonus = None if ended else int(root)
     line = [*before, *(token for node in accepted if (token := tokens[node]) is not None)]
     return DraftedStep(
         tree=tree,
@@ -265,12 +217,12 @@ def _record(seen: Seen, static: Tree | None, base: Base, before: Sequence[int], 
     )
 
 
-def _probabilities(seen: Seen) -> list[float]:
+def _probabilities(drafts: Drafts, logits: Tensor) -> list[float]:
     """The base's probability of each node's token after its parent's path."""
-    tree, tokens = seen.drafts.tree, seen.drafts.tokens[0]
+    tree, tokens = drafts.tree, drafts.tokens[0]
     parents = tree.parents[0] if tree.per_row else tree.parents
-    logits = seen.logits[0].float()
-    chosen = logits[parents, tokens] - logits.logsumexp(-1)[parents]
+    scores = logits[0].float()
+    chosen = scores[parents, tokens] - scores.logsumexp(-1)[parents]
     found: list[float] = chosen.exp().tolist()
     return found
 
@@ -309,10 +261,9 @@ def _texts(
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase | None, before: Sequence[int], token: int) -> str:
-    """The text that a token adds after others, spaces included.
+    """The text that a token adds after others, spaces included; its id without a tokenizer.
 
-    The token's own name where it completes no character, as for a part of one of several bytes; its id without a
-    tokenizer.
+    It is the token's own name where it completes no character, as for a part of one of several bytes.
     """
     if tokenizer is None:
         return str(token)
