@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from program import all_commands, treeopt
 
 import treeopt as treeopt_package
-from treeopt.cli.common_options import QUIET_LIBRARIES, Shown
+from treeopt.cli.configuration import COMMON
 from treeopt.cli.console import Console
 from treeopt.cli.generate_command import _streamed
-from treeopt.cli.help_text import COMMON
+from treeopt.cli.help_text import QUIET_LIBRARIES, Shown
 from treeopt.decode.stream import Piece
 from treeopt.errors import Code, TreeoptError
 

@@ -13,7 +13,7 @@ from program import all_commands, treeopt
 
 from treeopt.cli import options as options_module
 from treeopt.cli.console import Console
-from treeopt.cli.drafter_options import load_draft_model
+from treeopt.cli.drafters import load_draft_model
 
 
 class Reached(Exception):

@@ -15,7 +15,7 @@ from program import error_number, treeopt, treeopt_json
 from tiny import chat_base, random_heads, tiny_base
 
 from treeopt.calibrate import pipeline
-from treeopt.cli import inputs
+from treeopt.cli import checks
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.drafters import load_drafter
 from treeopt.models.head_files import save_heads
@@ -251,7 +251,7 @@ def test_missing_files_and_usage_are_refused_before_libraries_load() -> None:
 def test_files_are_hashed_once_they_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is too large is refused unread; commands that write nothing hash nothing; others their inputs."""
     hashed: list[str] = []
-    monkeypatch.setattr(inputs, "sha256_of", lambda path: hashed.append(str(path)) or "0" * 64)
+    monkeypatch.setattr(checks, "sha256_of", lambda path: hashed.append(str(path)) or "0" * 64)
     for name in ("large.yaml", "large.safetensors", "large.jsonl"):
         with open(name, "wb") as stream:
             stream.truncate(20 << 30)

@@ -10,7 +10,7 @@ def main() -> None:
 
         run()
     except KeyboardInterrupt as error:
-        from treeopt.cli.following import follows
+        from treeopt.cli.processes import follows
         from treeopt.errors import EXIT_INTERRUPTED
 
         if not (error.args or follows()):  # else the command has said what --resume continues

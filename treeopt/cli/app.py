@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from treeopt.cli.common_options import QUIET_LIBRARIES
-from treeopt.cli.following import ARGUMENTS, follows
+from treeopt.cli.help_text import QUIET_LIBRARIES
+from treeopt.cli.processes import ARGUMENTS, follows
 from treeopt.cli.terminal import closed_output, echo, echo_json, escape_unencodable
 from treeopt.errors import TreeoptError, system_error
 from treeopt.version import VERSION

@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.build_report import report_choice, report_policy, report_tree
+from treeopt.cli.checks import check_belongs, check_static_only, check_suffix, given
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
-from treeopt.cli.early_checks import check_belongs, check_static_only, check_suffix, given
-from treeopt.cli.mismatch import warn_other_heads
+from treeopt.cli.drafters import warn_other_heads
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import (
     HOLDOUT_HELP,
     calibrations_option,
     check_outputs,
+    check_temperature_of,
     force_option,
     max_rank_option,
     ranks_of,
     step_options,
+    temperature_option,
 )
-from treeopt.cli.sampling_options import check_temperature_of, temperature_option
 from treeopt.defaults import (
     DEFAULT_TOP_K,
     DEFAULT_VALUES,

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console
+from treeopt.cli.drafters import warn_other_heads
 from treeopt.cli.facts import Column, Fact, Part, Table, milliseconds, picked
 from treeopt.cli.learn_report import report_reliability
-from treeopt.cli.mismatch import warn_other_heads
 from treeopt.defaults import KINDS, ONE_NODE
 from treeopt.errors import counted
 

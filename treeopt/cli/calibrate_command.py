@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.cli.checks import check_belongs, check_inputs, check_suffix
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command, skipped_text
-from treeopt.cli.drafter_options import (
+from treeopt.cli.drafters import (
     LEARNED,
     WITH_DRAFT,
     WITH_TABLE,
@@ -22,10 +23,10 @@ from treeopt.cli.drafter_options import (
     learning_options,
     load_draft_model,
     uses_heads,
+    warn_no_trees,
+    warn_other_drafter,
 )
-from treeopt.cli.early_checks import check_belongs, check_suffix, warn_no_trees
 from treeopt.cli.facts import Column, Table, percent, picked
-from treeopt.cli.inputs import check_inputs
 from treeopt.cli.learn_report import (
     announce_learning,
     learned_as_dict,
@@ -33,7 +34,6 @@ from treeopt.cli.learn_report import (
     report_learned,
     report_reliability,
 )
-from treeopt.cli.mismatch import warn_other_drafter
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import (
     check_outputs,

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.cli.checks import check_inputs, check_suffix, origin_of
 from treeopt.cli.console import Console, command, skipped_text, threads
-from treeopt.cli.drafter_options import draft_option, load_draft_model, model_alone
-from treeopt.cli.early_checks import check_suffix
+from treeopt.cli.drafters import draft_option, load_draft_model, model_alone
 from treeopt.cli.facts import Column, Table, attribute, picked, shown
-from treeopt.cli.following import is_one_of_several
-from treeopt.cli.inputs import check_inputs
 from treeopt.cli.numbers import SEED
 from treeopt.cli.options import (
     check_outputs,
@@ -31,8 +29,7 @@ from treeopt.cli.options import (
     prompt_options,
     say_prompts,
 )
-from treeopt.cli.origin import origin_of
-from treeopt.cli.processes import division_of, nproc_option
+from treeopt.cli.processes import division_of, is_one_of_several, nproc_option
 from treeopt.defaults import STEP_SIZES
 from treeopt.errors import counted
 from treeopt.files.atomic import write_text

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from treeopt.cli.checks import check_suffix
 from treeopt.cli.console import Console, command
-from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.files.outputs import BUFFERS
 

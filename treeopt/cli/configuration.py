@@ -14,13 +14,25 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from treeopt.cli.help_text import COMMON, command_name
 from treeopt.defaults import DEFAULT_TOP_K
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import DEFAULTS, NO_COMMANDS, command_lines
 
 if TYPE_CHECKING:
     from treeopt.files.strict_yaml import Document, Where
+
+COMMON = ("config", "json", "quiet", "verbose", "no_progress", "color", "debug")  # parameters that every command has
+
+
+def command_name(context: click.Context) -> str:
+    """The name of a command without that of the program: `build`, `heads show`."""
+    names: list[str] = []
+    one: click.Context | None = context
+    while one is not None and one.parent is not None:
+        names.insert(0, one.info_name or "")
+        one = one.parent
+    return " ".join(names)
+
 
 # Parameters that are not stored: they do not change what is computed.
 NOT_STORED = {

@@ -16,12 +16,11 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from treeopt.cli.common_options import Shown, common_options, show_messages, shown_by
+from treeopt.cli.checks import input_names, made_of
 from treeopt.cli.configuration import configuration_of, name_variables, unknown_variables, variable_of
 from treeopt.cli.facts import Part, keyed, lines
-from treeopt.cli.following import follows, is_passed_on, join_team
-from treeopt.cli.help_text import write_examples, write_options
-from treeopt.cli.inputs import input_names, made_of
+from treeopt.cli.help_text import Shown, common_options, show_messages, shown_by, write_examples, write_options
+from treeopt.cli.processes import follows, is_passed_on, join_team
 from treeopt.cli.terminal import bar, echo, echo_json, heartbeat, printable_cell
 from treeopt.errors import EXIT_BUG, TreeoptError, counted, error_of, system_error
 from treeopt.files.configurations import MADE_BY

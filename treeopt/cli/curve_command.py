@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.build_report import by_one_growth, texts_of, warn_few_texts
+from treeopt.cli.checks import check_static_only, check_suffix, given
 from treeopt.cli.console import Console, command
-from treeopt.cli.early_checks import check_static_only, check_suffix, given
+from treeopt.cli.drafters import warn_other_heads
 from treeopt.cli.facts import Column, Table
-from treeopt.cli.mismatch import warn_other_heads
-from treeopt.cli.options import calibration_option, check_outputs, force_option, max_rank_option, ranks_of, step_options
-from treeopt.cli.sampling_options import check_temperature_of, temperature_option
+from treeopt.cli.options import (
+    calibration_option,
+    check_outputs,
+    check_temperature_of,
+    force_option,
+    max_rank_option,
+    ranks_of,
+    step_options,
+    temperature_option,
+)
 from treeopt.defaults import (
     CURVE_LARGEST,
     DEFAULT_TOP_K,

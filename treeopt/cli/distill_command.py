@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.cli.checks import check_apart, check_belongs, check_inputs, check_suffix
 from treeopt.cli.console import Console, command, skipped_text
-from treeopt.cli.early_checks import check_apart, check_belongs, check_suffix, warn_no_trees
-from treeopt.cli.inputs import check_inputs
+from treeopt.cli.drafters import warn_no_trees
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import (
     adapter_option,

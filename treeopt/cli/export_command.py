@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.cli.checks import check_suffix
 from treeopt.cli.console import Console, command
-from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.facts import Column, Part, Table, picked
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.engines import ENGINES, SETTINGS

@@ -10,15 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.acceptance_options import GREEDY, REJECTION, SAMPLE, TYPICAL, acceptance_options, acceptance_rule
+from treeopt.cli.checks import check_belongs, check_inputs, origin_of
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafter_options import load_draft_model
-from treeopt.cli.early_checks import check_belongs
-from treeopt.cli.inputs import check_inputs
-from treeopt.cli.options import compile_option, load_models, model_options, text_options
-from treeopt.cli.origin import origin_of
+from treeopt.cli.drafters import ChosenPlan, chosen_plan, load_draft_model, load_for_plan, plan_options
+from treeopt.cli.options import (
+    GREEDY,
+    REJECTION,
+    SAMPLE,
+    TYPICAL,
+    acceptance_options,
+    acceptance_rule,
+    compile_option,
+    load_models,
+    model_options,
+    text_options,
+)
 from treeopt.cli.terminal import printable
-from treeopt.cli.tree_options import ChosenPlan, chosen_plan, load_for_plan, plan_options
 from treeopt.defaults import MAX_DEPTH
 from treeopt.errors import Code, TreeoptError
 

@@ -1,22 +1,18 @@
-"""The layout of a command's help: its options, the options of all commands in a section of their own, and examples."""
+"""The layout of a command's help, and the options that every command has."""
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
 import click
 
+from treeopt.cli.configuration import COMMON, command_name, config_option
 from treeopt.cli.examples import EXAMPLES
-
-COMMON = ("config", "json", "quiet", "verbose", "no_progress", "color", "debug")  # parameters that every command has
-
-
-def command_name(context: click.Context) -> str:
-    """The name of a command without that of the program: `build`, `heads show`."""
-    names: list[str] = []
-    one: click.Context | None = context
-    while one is not None and one.parent is not None:
-        names.insert(0, one.info_name or "")
-        one = one.parent
-    return " ".join(names)
 
 
 def write_options(command: click.Command, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -41,3 +37,89 @@ def write_examples(context: click.Context, formatter: click.HelpFormatter) -> No
     with formatter.section("Examples"):
         for what, line in examples:
             formatter.write(f"{'':{formatter.current_indent}}# {what}\n{'':{formatter.current_indent}}{line}\n")
+
+
+COLORS = ("auto", "always", "never")
+# Variables by which other libraries print errors only; each is read when its library is imported.
+QUIET_LIBRARIES = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_DISABLE": "1",
+}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a command prints besides its result.
+
+    Args:
+        quiet: no progress and no notes.
+        verbose: messages of treeopt's library and of transformers too.
+        no_progress: no progress.
+        color: one of `COLORS`; `auto` is the terminal, `NO_COLOR` and `FORCE_COLOR`.
+    """
+
+    quiet: bool = False
+    verbose: bool = False
+    no_progress: bool = False
+    color: str = COLORS[0]
+
+    def colored(self) -> bool:
+        """Whether text may be colored: on a terminal, which rich examines further, and where colors are forced."""
+        if self.color != COLORS[0]:
+            return self.color == COLORS[1]
+        forced = bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
+        return forced or bool(sys.stdout and sys.stdout.isatty())
+
+    def colors(self) -> dict[str, Any]:
+        """The options of rich's console; those of `auto` are left to rich, which reads the same variables."""
+        if self.color == COLORS[0]:
+            return {}
+        always = self.color == COLORS[1]
+        return {"no_color": not always, **({"force_terminal": True, "color_system": "standard"} if always else {})}
+
+
+def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of every command; the command gets a `console` in place of them."""
+    for option in (
+        click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+        click.option("--color", type=click.Choice(COLORS), default=COLORS[0], help="Colors; auto: on a terminal."),
+        click.option("--no-progress", is_flag=True, help="No progress bar and no lines of progress."),
+        click.option("-v", "--verbose", is_flag=True, help="Messages of the library and of transformers too."),
+        click.option("-q", "--quiet", is_flag=True, help="No progress and no notes."),
+        click.option("--json", is_flag=True, help="Print one JSON object and nothing else."),
+        config_option,
+    ):
+        function = option(function)
+    return function
+
+
+def shown_by(parameters: MutableMapping[str, Any]) -> Shown:
+    """What the options say, which are removed from the parameters.
+
+    Raises:
+        click.UsageError: for --quiet with --verbose.
+    """
+    shown = Shown(**{name: parameters.pop(name) for name in ("quiet", "verbose", "no_progress", "color")})
+    if shown.quiet and shown.verbose:
+        raise click.UsageError("give either --quiet or --verbose")
+    return shown
+
+
+def show_messages(shown: Shown) -> None:
+    """Print the messages of treeopt's library to standard error: notes on a terminal; with --verbose all, and those of
+    transformers.
+    """
+    log = logging.getLogger("treeopt")
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.DEBUG if shown.verbose else logging.INFO)
+    if not shown.verbose:
+        return
+    for name in QUIET_LIBRARIES:
+        os.environ.pop(name, None)
+    os.environ["TRANSFORMERS_VERBOSITY"] = "info"
+    if "transformers" in sys.modules:
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.set_verbosity_info()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from treeopt.cli.checks import check_suffix
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
-from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.errors import counted
 from treeopt.files.outputs import TREE

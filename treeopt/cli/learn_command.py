@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.cli.checks import check_inputs, check_suffix
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command, skipped_text
-from treeopt.cli.drafter_options import (
+from treeopt.cli.drafters import (
     LEARNED,
     WITH_TABLE,
     chosen_drafter,
@@ -18,9 +19,7 @@ from treeopt.cli.drafter_options import (
     learning_options,
     load_draft_model,
 )
-from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.facts import Column, Fact, Table, milliseconds, picked
-from treeopt.cli.inputs import check_inputs
 from treeopt.cli.learn_report import (
     announce_learning,
     learned_as_dict,

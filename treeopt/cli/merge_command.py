@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from treeopt.cli.calibrate_command import report_calibration
+from treeopt.cli.checks import check_suffix
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
-from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.options import force_option
 from treeopt.defaults import CALIBRATION_FILE
 

@@ -1,22 +1,25 @@
-"""Options that several commands share, and the checks and loaders that belong to them."""
+"""Options that several commands share, with their checks and loaders."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.cli.checks import INPUT_OPTIONS, check_apart, several
 from treeopt.cli.console import Console
-from treeopt.cli.early_checks import check_apart
-from treeopt.cli.following import NO_PROCESSES, is_one_of_several
-from treeopt.cli.inputs import INPUT_OPTIONS, several
+from treeopt.cli.numbers import SEED, FiniteRange, Temperature
+from treeopt.cli.processes import NO_PROCESSES, is_one_of_several
 from treeopt.defaults import CALIBRATION_FILE, DEFAULT_TOP_K
+from treeopt.errors import Code, TreeoptError
 from treeopt.files.bundled import POCKET
 
 if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
+    from treeopt.decode.rules import Rule
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
     from treeopt.texts.prompts import PromptSet
@@ -234,3 +237,109 @@ def calibrations_option(text: str) -> Callable[..., Any]:
     return click.option(
         "--calibration", "calibrations", multiple=True, default=[CALIBRATION_FILE], show_default=True, help=text
     )
+
+
+temperature_option = click.option(
+    "--temperature",
+    type=Temperature(),
+    help="Refuse traces of texts at another temperature; 0 is greedy [default: that of the traces].",
+)
+
+
+def check_temperature_of(calibrations: Iterable[Calibration], temperature: float | None) -> None:
+    """Raise E220 unless all texts are of this temperature."""
+    if temperature is None:
+        return
+    for calibration in calibrations:
+        if calibration.temperature == temperature:
+            continue
+        raise TreeoptError(
+            Code.CALIBRATION_INVALID,
+            f"the calibration is of {kind_of_texts(calibration)}",
+            at=f"--temperature {temperature:g}",
+            why="acceptance is traced on texts of the temperature that they will be decoded at",
+            fix=f"treeopt calibrate --temperature {temperature:g}, with the same model and prompts",
+        )
+
+
+def kind_of_texts(calibration: Calibration) -> str:
+    """How the texts of a calibration were made."""
+    if calibration.temperature is None:
+        return "given answers, or its temperature is not recorded"
+    return f"texts sampled at temperature {calibration.temperature:g}" if calibration.temperature else "greedy texts"
+
+
+GREEDY, SAMPLE, TYPICAL, REJECTION = "greedy", "sample", "typical", "rejection"
+_SAMPLING = ("temperature", "top_k", "top_p", "seed")
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    GREEDY: (),
+    SAMPLE: _SAMPLING,
+    TYPICAL: ("temperature", "epsilon", "delta"),
+    REJECTION: _SAMPLING,
+}
+_ALL_TOKENS = {"top_k": 0, "top_p": 1.0}
+
+
+def acceptance_options(function: Callable[..., Any], *, rules: tuple[str, ...], what: str) -> Callable[..., Any]:
+    """The options of an acceptance rule, for `acceptance_rule`.
+
+    Args:
+        function: the command.
+        rules: the rules that it has.
+        what: the help of --acceptance.
+    """
+    drawn = " and ".join(name for name in rules if _OPTIONS[name] is _SAMPLING)
+    temperature = f"[default: 1 for {drawn}, 0.7 for {TYPICAL}]"
+    for option in (
+        click.option("--delta", type=FiniteRange(0, 1, min_open=True), help="For typical [default: 0.3]."),
+        click.option("--epsilon", type=FiniteRange(0, 1, min_open=True), help="For typical [default: 0.09]."),
+        click.option("--seed", type=SEED, help="Of sampling."),
+        click.option(
+            "--top-p",
+            type=FiniteRange(0, 1, min_open=True),
+            default=_ALL_TOKENS["top_p"],
+            show_default=True,
+            help="Of sampling.",
+        ),
+        click.option(
+            "--top-k",
+            type=click.IntRange(min=0),
+            default=_ALL_TOKENS["top_k"],
+            show_default=True,
+            help="Of sampling; 0 is all tokens.",
+        ),
+        click.option("--temperature", type=Temperature(), help=temperature),
+        click.option("--acceptance", type=click.Choice(rules), default=GREEDY, show_default=True, help=what),
+    ):
+        function = option(function)
+    return function
+
+
+def acceptance_rule(options: Mapping[str, Any], *, rules: tuple[str, ...]) -> Rule:
+    """The acceptance rule of the options of a command that has these rules.
+
+    Raises:
+        click.UsageError: where a value is out of range, or an option of another rule is given.
+    """
+    name = options["acceptance"]
+    _check_rule(options, rules)
+    from treeopt.decode.rules import Greedy, Sample, Typical
+
+    made: dict[str, Callable[..., Rule]] = {GREEDY: Greedy, SAMPLE: Sample, TYPICAL: Typical}
+    if name == REJECTION:
+        from treeopt.decode.rejection import Rejection
+
+        made[REJECTION] = Rejection
+    try:
+        return made[name](**{one: options[one] for one in _OPTIONS[name] if options[one] is not None})
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _check_rule(options: Mapping[str, Any], rules: tuple[str, ...]) -> None:
+    """Raise a usage error where an option of another rule has a value."""
+    others = {name for rule in rules for name in _OPTIONS[rule]}.difference(_OPTIONS[options["acceptance"]])
+    for name in sorted(others):
+        if options[name] != _ALL_TOKENS.get(name):
+            having = " and ".join(rule for rule in rules if name in _OPTIONS[rule])
+            raise click.UsageError(f"--{name.replace('_', '-')} belongs to --acceptance {having}")

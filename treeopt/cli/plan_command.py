@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.build_report import by_one_growth
+from treeopt.cli.checks import check_alone, check_once, check_suffix
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
-from treeopt.cli.early_checks import check_alone, check_once, check_suffix
 from treeopt.cli.numbers import FiniteRange, numbers_option
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.cli.plan_inputs import (

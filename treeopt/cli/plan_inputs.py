@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.build_report import texts_of
+from treeopt.cli.checks import check_apart, check_belongs, given
 from treeopt.cli.console import Console
-from treeopt.cli.early_checks import check_apart, check_belongs, given
 from treeopt.defaults import ATTENTIONS, HEADS, MODEL, MODEL_NGRAM, ONE_NODE
 from treeopt.errors import counted
 from treeopt.plan.devices import BYTES, Device, device_of_spec, device_preset

@@ -1,19 +1,61 @@
-"""`--nproc N`: the work of a command in several processes, which it starts itself or torchrun has started."""
+"""Several processes of one run: `--nproc N`, torchrun, and that the first process alone prints."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.early_checks import given
-from treeopt.cli.following import ARGUMENTS, NO_PROCESSES, keep_team, known_team
+from treeopt.cli.checks import given
 from treeopt.defaults import AUTO
 
 if TYPE_CHECKING:
     from treeopt.runs.batches import BatchRun
     from treeopt.runs.processes import Processes
+
+
+NO_PROCESSES = "--device-map divides one model among all devices: leave it out, or run one process"
+ARGUMENTS = "treeopt.arguments"  # in a context's meta: those of the program
+_TEAM = "treeopt.team"  # there too: the processes of the run
+
+
+def is_one_of_several() -> bool:
+    """Whether torchrun, another launcher of torch's processes, or `--nproc` started this process with others."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def follows() -> bool:
+    """Whether this process is one of several, and not the first, so that it prints nothing."""
+    return is_one_of_several() and os.environ.get("RANK", "0") != "0"
+
+
+def known_team(context: click.Context) -> Processes | None:
+    """The processes of a command; None where it runs in one, and before they are joined."""
+    team: Processes | None = context.meta.get(_TEAM)
+    return team
+
+
+def keep_team(context: click.Context, team: Processes) -> None:
+    """Note the processes of a command, which end with it."""
+    context.meta[_TEAM] = team
+    context.call_on_close(team.close)
+
+
+def join_team(context: click.Context) -> None:
+    """Join the processes of a launcher, where there are several and the command can divide its work."""
+    if "nproc" in context.params and is_one_of_several():
+        from treeopt.runs.processes import joined
+
+        keep_team(context, joined())
+
+
+def is_passed_on(context: click.Context, report: Mapping[str, Any]) -> bool:
+    """Whether the first process prints an error by which this one ends."""
+    team = known_team(context)
+    return team is not None and team.rank > 0 and team.fail(report)
+
 
 _MOST = 64  # processes of one machine
 

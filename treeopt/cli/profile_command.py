@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.cli.checks import check_inputs, check_suffix
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command, threads
-from treeopt.cli.drafter_options import draft_option, drafter_file_option, load_draft_model, uses_heads
-from treeopt.cli.early_checks import check_suffix
-from treeopt.cli.inputs import check_inputs
-from treeopt.cli.mismatch import warn_other_drafter
+from treeopt.cli.drafters import draft_option, drafter_file_option, load_draft_model, uses_heads, warn_other_drafter
 from treeopt.cli.numbers import numbers_option
 from treeopt.cli.options import check_outputs, compile_option, dtypes_of, force_option, load_models, model_options
 from treeopt.defaults import KINDS, ONE_NODE, PROFILE_CONTEXT, PROFILE_FILE, PROFILE_NODES, PROFILE_REPEATS

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.cli.checks import check_belongs
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafter_options import draft_option, drafter_file_option
-from treeopt.cli.early_checks import check_belongs
+from treeopt.cli.drafters import chosen_plan, draft_option, drafter_file_option, load_for_plan
 from treeopt.cli.options import chat_template_option, check_outputs, force_option, model_options
-from treeopt.cli.tree_options import chosen_plan, load_for_plan
 from treeopt.defaults import LABELS, THEMES
 from treeopt.errors import Code, TreeoptError
 
 if TYPE_CHECKING:
-    from treeopt.cli.tree_options import ChosenPlan
+    from treeopt.cli.drafters import ChosenPlan
     from treeopt.drafted_step import DraftedStep
     from treeopt.tree import Tree
 

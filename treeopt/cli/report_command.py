@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
+from treeopt.cli.checks import check_once, check_suffix, given, hashes_of, option_of, several
 from treeopt.cli.console import Console, command
-from treeopt.cli.early_checks import check_once, check_suffix, given, option_of
-from treeopt.cli.inputs import hashes_of, several
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.defaults import MAX_NODES
 from treeopt.files.configurations import INPUTS as STORED_INPUTS

@@ -9,7 +9,7 @@ from typing import Any
 from treeopt.calibration import Calibration
 from treeopt.cli.console import Console
 from treeopt.cli.curve_command import measured_curve
-from treeopt.cli.mismatch import warn_edited
+from treeopt.cli.drafters import warn_edited
 from treeopt.cli.report_checks import (
     check_calibrations,
     check_drafters,

@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 
+from treeopt.cli.checks import hashes_of
 from treeopt.cli.configuration import option_name
 from treeopt.cli.console import RAISING, Console, command
-from treeopt.cli.inputs import hashes_of
 from treeopt.errors import EXIT_BELOW, EXIT_NOT_LOSSLESS, Code, TreeoptError
 from treeopt.files.configurations import (
     DEFAULTS,

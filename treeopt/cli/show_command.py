@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.cli.checks import check_apart, check_belongs
 from treeopt.cli.console import Console, command
-from treeopt.cli.early_checks import check_apart, check_belongs
-from treeopt.cli.mismatch import warn_edited, warn_other_traces
+from treeopt.cli.drafters import warn_edited, warn_other_traces
 from treeopt.cli.show_report import as_dict, report
 from treeopt.defaults import MAX_NODES
 from treeopt.engines import ENGINES

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from treeopt.cli.checks import check_apart, check_belongs, check_inputs
 from treeopt.cli.console import Console, command
-from treeopt.cli.early_checks import check_apart, check_belongs
-from treeopt.cli.inputs import check_inputs
 from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.cli.options import HOLDOUT_HELP, base_options, loading_options, say_base
 from treeopt.cli.work_options import resumable

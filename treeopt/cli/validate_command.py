@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.acceptance_options import GREEDY, SAMPLE, TYPICAL, acceptance_options, acceptance_rule
+from treeopt.cli.checks import check_belongs, check_inputs, origin_of
 from treeopt.cli.console import Console, command
-from treeopt.cli.early_checks import check_belongs
-from treeopt.cli.inputs import check_inputs
+from treeopt.cli.drafters import LoadedPlan, chosen_plan, load_with_prompts, plan_options
 from treeopt.cli.numbers import FiniteRange
-from treeopt.cli.options import chosen_prompts, compile_option, model_options, prompt_options
-from treeopt.cli.origin import origin_of
+from treeopt.cli.options import (
+    GREEDY,
+    SAMPLE,
+    TYPICAL,
+    acceptance_options,
+    acceptance_rule,
+    chosen_prompts,
+    compile_option,
+    model_options,
+    prompt_options,
+)
 from treeopt.cli.processes import division_of, nproc_option
-from treeopt.cli.tree_options import LoadedPlan, chosen_plan, load_with_prompts, plan_options
 from treeopt.cli.validate_report import (
     differences_error,
     report_greedy,

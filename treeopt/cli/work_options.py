@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.cli.checks import check_apart, given
 from treeopt.cli.console import Console
-from treeopt.cli.early_checks import check_apart, given
-from treeopt.cli.following import known_team
-from treeopt.cli.processes import team_of
+from treeopt.cli.processes import known_team, team_of
 from treeopt.defaults import AUTO, AUTO_BATCH
 from treeopt.errors import TreeoptError
 

@@ -1,4 +1,4 @@
-"""The files that a command reads: which parameters name them, and what is stored of them for `treeopt reproduce`."""
+"""Checks of options before work, the inputs of a command, and what a result says of its origin."""
 
 from __future__ import annotations
 
@@ -7,16 +7,76 @@ import functools
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.errors import TreeoptError
+from treeopt.cli.configuration import command_line, is_given
+from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import INPUTS, MADE_BY
 from treeopt.files.read import sha256_of
 from treeopt.version import VERSION
+
+if TYPE_CHECKING:
+    from treeopt.models.base import Base
+    from treeopt.models.head_files import LoadedHeads
+    from treeopt.policy import Plan
+
+
+def check_suffix(path: str, *suffixes: str, option: str = "-o") -> None:
+    """Raise E204 unless the file of an option has the suffix of its format, by which other commands know it."""
+    if Path(path).suffix.lower() not in suffixes:
+        what = f"{path} is not the name of a {' or '.join(suffixes)} file"
+        why = "commands know a file's format by its suffix"
+        raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix=f"{option} {Path(path).with_suffix(suffixes[0])}")
+
+
+def given(name: str) -> bool:
+    """Whether an option of the running command is given: on the command line, in the environment or by --config."""
+    return is_given(click.get_current_context(), name)
+
+
+def option_of(name: str) -> str:
+    """The option of a parameter of the running command, as it is typed."""
+    parameters = click.get_current_context().command.params
+    return next(one.opts[-1] for one in parameters if one.name == name)
+
+
+def check_once(name: str, files: Sequence[str]) -> None:
+    """Raise a usage error where a file is given twice for an option that takes several."""
+    places = [Path(file).resolve() for file in files]
+    twice = [file for i, file in enumerate(files) if places[i] in places[:i]]
+    if twice:
+        raise click.UsageError(f"{option_of(name)} {twice[0]} is given twice")
+
+
+def check_alone(name: str, options: Mapping[str, Any]) -> None:
+    """Raise a usage error where another option is given beside one that uses none."""
+    others = [option_of(other) for other in options if other != name and given(other)]
+    if others:
+        raise click.UsageError(f"{option_of(name)} is given alone, without {others[0]}")
+
+
+def check_apart(*names: str) -> None:
+    """Raise a usage error where more than one of these options is given."""
+    found = [option_of(name) for name in names if given(name)]
+    if len(found) > 1:
+        raise click.UsageError(f"give either {' or '.join(found)}")
+
+
+def check_belongs(names: tuple[str, ...], to: str, holds: bool) -> None:
+    """Raise a usage error for options that are given, but are not used unless `holds`."""
+    found = [option_of(name) for name in names if given(name)]
+    if found and not holds:
+        raise click.UsageError(f"{found[0]} belongs to {to}")
+
+
+def check_static_only(names: Sequence[str]) -> None:
+    """Raise a usage error for options that only --kind static uses."""
+    check_belongs(tuple(names), "--kind static", holds=False)
+
 
 # Parameters that name files or models to read.
 INPUT_OPTIONS = (
@@ -128,3 +188,27 @@ def hashes_of(names: Iterable[str]) -> dict[str, str]:
 def several(value: Any) -> Iterable[Any]:
     """The values of an option, repeatable or not."""
     return value if isinstance(value, (list, tuple)) else [value]
+
+
+def origin_of(
+    base: Base, loaded: LoadedHeads | None, draft: Base | None = None, plan: Plan | None = None
+) -> dict[str, Any]:
+    """The keys `command` and `made_with` of a result of the running command.
+
+    Args:
+        base: the base model.
+        loaded: its heads; None without.
+        draft: the draft model; None without.
+        plan: the tree or policy; None where the result is not of one.
+    """
+    from treeopt.files.policies import plan_id
+
+    made_with = {
+        "model": base.name,
+        "model_id": base.fingerprint,
+        "dtype": base.dtype_name,
+        "heads_id": "" if loaded is None else loaded.fingerprint,
+        "draft_id": "" if draft is None else draft.fingerprint,
+        **({} if plan is None else {"drafter_id": plan.drafter, "tree_id": plan_id(plan)}),
+    }
+    return {"command": command_line(click.get_current_context()), "made_with": made_with}

@@ -1,0 +1,359 @@
+"""The options of drafters and trees, what they load, and warnings where it was made for another model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treeopt.cli.checks import check_belongs
+from treeopt.cli.console import Console
+from treeopt.cli.options import load_models
+from treeopt.defaults import HEADS, HEADS_NGRAM, LEARN_TOKENS, LEVELS, MAX_DEPTH, MODEL, MODEL_NGRAM, NGRAM
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.outputs import is_edited
+
+if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
+    from treeopt.drafter import Drafter
+    from treeopt.latency import LatencyProfile
+    from treeopt.models.base import Base
+    from treeopt.models.head_files import LoadedHeads
+    from treeopt.policy import Plan
+    from treeopt.texts.encode import Encoded
+
+
+WITH_TABLE = (HEADS_NGRAM, NGRAM, MODEL_NGRAM)  # drafters with an n-gram table, counted in the model's text
+LEARNED = (*WITH_TABLE, MODEL)  # drafters whose numbers are fitted to the model's text
+WITH_DRAFT = (MODEL, MODEL_NGRAM)
+_RESERVED = (HEADS, *LEARNED)
+
+
+def _check_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse a reserved word where a file is needed."""
+    if value in _RESERVED:
+        raise click.BadParameter(
+            f"a drafter file is needed (treeopt learn); a file of that name is ./{value}", ctx, param
+        )
+    return value
+
+
+def drafter_file_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`--drafter FILE` of a command that reads a drafter, with the text of its help."""
+    return click.option("--drafter", callback=_check_file, help=text)
+
+
+def learning_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of a drafter that is learned: sampled tokens and levels."""
+    for option in (
+        click.option(
+            "--levels",
+            type=click.IntRange(1, MAX_DEPTH),
+            default=LEVELS,
+            show_default=True,
+            help="Of a learned drafter: its deepest draft; at least as many as there are heads.",
+        ),
+        click.option(
+            "--learn-tokens",
+            type=click.IntRange(min=0),
+            default=LEARN_TOKENS,
+            show_default=True,
+            help="Sampled to learn a drafter from, beyond the greedy answers.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def chosen_drafter(options: Mapping[str, Any], default: str = HEADS) -> str:
+    """The value of --drafter; without it `ngram` with --model alone, else `default`.
+
+    Raises:
+        click.UsageError: for a reserved word that contradicts --heads and --model, and for learning options that the
+            drafter does not use.
+    """
+    draft = options["draft"] is not None
+    name: str = options["drafter"] or (MODEL if draft else NGRAM if model_alone(options) else default)
+    if name in WITH_DRAFT and not draft:
+        raise click.UsageError(f"--drafter {name} needs --draft, a smaller model with the same tokenizer")
+    if name in _RESERVED and name not in WITH_DRAFT and draft:
+        raise click.UsageError(f"--drafter {name} has no draft model: leave out --draft, or --drafter {MODEL_NGRAM}")
+    if name in WITH_DRAFT and options["heads"] is not None:
+        raise click.UsageError(f"--drafter {name} uses no heads: name the base with --model, and leave out --heads")
+    if name == NGRAM and options["heads"] is not None:
+        raise click.UsageError(f"--drafter {NGRAM} uses no heads: name the base with --model, and leave out --heads")
+    if name in (HEADS, HEADS_NGRAM) and model_alone(options):
+        raise click.UsageError(f"--drafter {name} needs --heads; --drafter {NGRAM} needs none")
+    check_belongs(("learn_tokens",), f"--drafter {', '.join(WITH_TABLE)}", name in WITH_TABLE)
+    check_belongs(("levels",), f"--drafter {', '.join(LEARNED)}", name in LEARNED)
+    return name
+
+
+def draft_option(function: Callable[..., Any], *, default: str = "that of a drafter file") -> Callable[..., Any]:
+    """`--draft MODEL`, for `load_draft_model`, with the text of its default."""
+    text = f"Draft model: folder or hub name of a smaller model with the same tokenizer [default: {default}]."
+    return click.option("--draft", help=text)(function)
+
+
+def load_draft_model(
+    console: Console, options: Mapping[str, Any], base: Base, drafter: Drafter | None = None
+) -> Base | None:
+    """Load the draft model that --draft names, or else the one that a drafter was made with, and print its name.
+
+    Raises:
+        TreeoptError: E223 where --draft is given to a drafter without a draft model; as `load_draft`.
+    """
+    from treeopt.files.outputs import check_no_input
+
+    name = options["draft"]
+    if drafter is not None:
+        if name is not None and not drafter.draft:
+            what = f"--draft is given, and the drafter ({drafter.name}) has no draft model"
+            raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="leave out --draft")
+        name = name or drafter.source.get("draft")
+        if drafter.draft and name is None:
+            what = "the drafter has a draft model, and its file does not name it"
+            raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="--draft MODEL")
+    if name is None:
+        return None
+    from treeopt.models.given import load_draft
+
+    try:
+        device = str(base.device) if options["device_map"] else options["device"]
+        draft = load_draft(name, base, dtype=options["dtype"], device=device)
+    except TreeoptError as error:
+        if options["draft"] is None:  # the user did not name it
+            error.at = f"{name}, the draft model that the drafter's file names"
+            error.fix = "--draft MODEL, that draft model in its present place"
+        raise
+    if "output" in options:
+        check_no_input(options["output"], draft.name)
+    console.note(f"draft    {draft.name}  {draft.model.num_parameters():,} parameters")
+    for warning in draft.notes:
+        console.warn(warning)
+    return draft
+
+
+def model_alone(options: Mapping[str, Any]) -> bool:
+    """Whether --model is given without --heads."""
+    return options["heads"] is None and options["model"] is not None
+
+
+def uses_heads(options: Mapping[str, Any], name: str, drafter: Drafter | None, plan: Plan | None = None) -> bool:
+    """Whether heads are loaded for a drafter or a tree, after checking --heads and --model.
+
+    Args:
+        options: of the command.
+        name: of the drafter or of the tree, for messages.
+        drafter: the record; None for the heads alone.
+        plan: the tree without a record.
+
+    Raises:
+        TreeoptError: E223 where heads are needed and only --model is given, or --heads is given to a drafter without.
+    """
+    if drafter is not None and not drafter.num_heads and options["heads"] is not None:
+        what = f"{name} drafts without heads, and --heads is given"
+        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="leave out --heads, and name the base with --model")
+    needed = drafter.num_heads if drafter is not None else 0 if plan is None else plan.depth
+    if needed and model_alone(options):
+        what = f"{name} drafts with heads, and only --model is given"
+        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="--heads HEADS, beside --model or alone")
+    return not model_alone(options) and (drafter is None or drafter.num_heads > 0)
+
+
+def plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --tree, --drafter and --draft, for `chosen_plan`."""
+    drafter = drafter_file_option(
+        "Drafter file, from `treeopt learn` [default: the one in the tree file; without --tree and --heads, a drafter "
+        "that nothing was learned for]."
+    )
+    tree = click.option(
+        "--tree", help="Tree file, or a name from `treeopt list` [default: the one that --drafter recommends]."
+    )
+    return tree(drafter(draft_option(function)))
+
+
+@dataclass(frozen=True)
+class ChosenPlan:
+    """The tree or policy of a command, with its drafter, and the name of its file; None where nothing was learned."""
+
+    name: str
+    plan: Plan | None
+    drafter: Drafter | None
+
+
+def chosen_plan(options: Mapping[str, Any]) -> ChosenPlan:
+    """The plan that --tree and --drafter name, checked before any model is loaded.
+
+    Raises:
+        click.UsageError: where --heads is given without them.
+        TreeoptError: as `as_plan_for` and `check_plan`.
+    """
+    from treeopt.decode.plans import as_plan_for
+
+    tree, drafter = options["tree"], options["drafter"]
+    if tree is None and drafter is None:
+        if options["draft"] is not None:
+            raise click.UsageError("--draft needs --drafter, from `treeopt learn --draft MODEL`")
+        if options["heads"] is not None:
+            raise click.UsageError("--heads needs --tree, or --drafter with the tree that it recommends")
+        return ChosenPlan("the text so far", None, None)
+    plan, record = as_plan_for(tree, drafter)
+    from treeopt.drafting.plans import check_plan  # imports torch: after the files are read
+
+    check_plan(plan, record)
+    if options["draft"] is not None and (record is None or not record.draft):
+        what = f"--draft is given, and {tree or drafter} was not made for a draft model"
+        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="leave out --draft")
+    return ChosenPlan(tree or drafter, plan, record)
+
+
+@dataclass(frozen=True)
+class LoadedPlan:
+    """A plan and all that decodes with it."""
+
+    base: Base
+    heads: LoadedHeads | None
+    plan: Plan
+    drafter: Drafter | None
+    draft: Base | None
+
+
+def load_for_plan(console: Console, options: Mapping[str, Any], chosen: ChosenPlan) -> LoadedPlan:
+    """Load the models that a plan needs, and warn where it was made for others; the plan where none was chosen."""
+    from treeopt.drafting.plans import untrained
+    from treeopt.verify.probe import check_trees
+
+    plan, drafter = chosen.plan, chosen.drafter
+    with_heads = plan is not None and uses_heads(options, chosen.name, drafter, plan)
+    base, loaded = load_models(console, options, with_heads=with_heads)
+    check_trees(base)
+    if plan is None:
+        plan, drafter = untrained(base)
+        console.note("drafter  nothing was learned: drafts from the text so far (treeopt learn makes a better one)")
+    warn_edited(console, options["tree"])
+    warn_other_tree(console, chosen.name, plan, base, loaded)
+    draft = load_draft_model(console, options, base, drafter)
+    warn_other_drafter(console, drafter, base, loaded, draft)
+    if options["tree"] is None:
+        warn_other_dtype(console, drafter, base)
+    return LoadedPlan(base, loaded, plan, drafter, draft)
+
+
+def load_with_prompts(
+    console: Console, options: Mapping[str, Any], chosen: ChosenPlan, source: str
+) -> tuple[LoadedPlan, Encoded]:
+    """The models of a plan, and the prompts that the options choose from a source, as token ids."""
+    from treeopt.texts.encode import encode_prompts, joins_turns
+    from treeopt.texts.prompts import load_prompts
+
+    prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
+    used = load_for_plan(console, options, chosen)
+    template = options["chat_template"]
+    encoded = encode_prompts(used.base, prompts, options["max_new_tokens"], chat_template=template)
+    if joins_turns(used.base, encoded.texts, chat_template=template):
+        console.note("no chat template: each turn follows the answer before it on a new line")
+    return used, encoded
+
+
+_FLOAT32 = "float32"  # the dtype of older files, which do not state it
+
+
+def warn_edited(console: Console, *names: str | None) -> None:
+    """Warn of each tree file that was edited by hand: its figures are not those that treeopt wrote."""
+    for name in names:
+        if name is not None and is_edited(Path(name)):
+            console.warn(f"warning: {name} was edited by hand, so its figures may not be those of its calibration")
+
+
+def warn_other_heads(console: Console, calibration: Calibration, profile: LatencyProfile | None) -> None:
+    """Warn where a profile was measured with another base or other heads than a calibration, or was not measured."""
+    if profile is None:
+        return
+    source = calibration.provenance
+    made = profile.provenance
+    if made.get("modelled"):
+        console.warn(
+            f"warning: the seconds are modelled ({made.get('model')} on {made.get('device')}), not measured; "
+            f"the traces are of {source.model}"
+        )
+    dtype = source.settings.get("dtype", _FLOAT32)
+    _warn_made_for_other(console, "the profile", profile.provenance, source.model_id, dtype, source.heads_id)
+
+
+def warn_other_traces(console: Console, name: str, tree: Plan, calibration: Calibration) -> None:
+    """Warn where a tree was built for another base or other heads than those of a calibration."""
+    traced = calibration.provenance
+    dtype = traced.settings.get("dtype", _FLOAT32)
+    source = tree.source.get("calibration") or {}
+    _warn_made_for_other(console, name, source, traced.model_id, dtype, traced.heads_id)
+
+
+def warn_other_tree(console: Console, name: str, tree: Plan, base: Base, loaded: LoadedHeads | None) -> None:
+    """Warn where a tree was built for another base or other heads than these."""
+    source = tree.source.get("calibration") or {}
+    _warn_made_for_other(console, name, source, base.fingerprint, base.dtype_name, _id_of(loaded))
+
+
+def warn_other_drafter(
+    console: Console, drafter: Drafter | None, base: Base, loaded: LoadedHeads | None, draft: Base | None = None
+) -> None:
+    """Warn where a drafter was learned with another base, other heads or another draft model than these."""
+    if drafter is None:
+        return
+    source = drafter.source
+    _warn_made_for_other(console, "the drafter", source, base.fingerprint, base.dtype_name, _id_of(loaded))
+    same_dtype = draft is not None and source.get("dtype", _FLOAT32) == draft.dtype_name
+    if draft is not None and same_dtype and drafter.draft != draft.fingerprint:
+        console.warn(
+            f"warning: the drafter was made for another draft model ({drafter.draft}, this is {draft.fingerprint})"
+        )
+
+
+def warn_other_dtype(console: Console, drafter: Drafter | None, base: Base) -> None:
+    """Warn where the recommended tree of a drafter was chosen by steps in another dtype than the base's."""
+    timed = "" if drafter is None else drafter.timed_dtype
+    if timed not in ("", base.dtype_name):
+        console.warn(
+            f"warning: the drafter's tree is the fastest in {timed}; the model is in {base.dtype_name}, where another "
+            f"size may be faster, or none (--dtype {timed}, or treeopt learn --dtype {base.dtype_name})"
+        )
+    elif drafter is not None and drafter.timed_compiled and not base.compile:
+        console.note("the drafter's tree was timed with --compile, and is the fastest with it")
+
+
+def _id_of(loaded: LoadedHeads | None) -> str:
+    """The id of heads; empty where there are none."""
+    return "" if loaded is None else loaded.fingerprint
+
+
+def _warn_made_for_other(
+    console: Console, name: str, source: Mapping[str, Any], model_id: str, dtype: str, heads_id: str
+) -> None:
+    """Warn where the ids in `source` are not those of the base and the heads.
+
+    The id of a base is computed from its weights in the dtype they are loaded in, so only ids of the same dtype are
+    compared. The id of heads is computed from their file.
+    """
+    others = []
+    if source.get("dtype", _FLOAT32) == dtype and source.get("model_id") not in (None, "", model_id):
+        others.append(f"another base model ({source['model_id']}, this is {model_id})")
+    made_for = source.get("heads_id", heads_id)  # empty: without heads
+    if made_for != heads_id:
+        here = f"these are {heads_id}" if heads_id else "there are none here"
+        others.append(f"other heads ({made_for}, {here})" if made_for else f"no heads ({here})")
+    if others:
+        console.warn(f"warning: {name} was made for {' and '.join(others)}")
+
+
+def warn_no_trees(console: Console, base: Base, but: str) -> None:
+    """Warn where a base model cannot verify trees, for commands whose output is useful without trees."""
+    from treeopt.verify.probe import check_trees
+
+    try:
+        check_trees(base)
+    except TreeoptError as error:
+        console.warn(f"warning: {error.what} ({error.why}); {but}")
