@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from treeopt.cli.help_text import QUIET_LIBRARIES
-from treeopt.cli.processes import ARGUMENTS, follows
+from treeopt.cli.processes import PROGRAM, follows
 from treeopt.cli.terminal import closed_output, echo, echo_json, escape_unencodable
 from treeopt.errors import TreeoptError, system_error
 from treeopt.version import VERSION
@@ -77,7 +77,7 @@ class LazyGroup(click.Group):
         given = tuple(args)
         try:
             context = super().make_context(info_name, args, *more, **settings)
-            context.meta[ARGUMENTS] = given
+            context.meta[PROGRAM] = run, given
             return context
         except BrokenPipeError as error:
             raise _ReaderClosed from error

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 NO_PROCESSES = "--device-map divides one model among all devices: leave it out, or run one process"
-ARGUMENTS = "treeopt.arguments"  # in a context's meta: those of the program
+PROGRAM = "treeopt.program"  # in a context's meta: the function that runs the program, and its arguments
 _TEAM = "treeopt.team"  # there too: the processes of the run
 
 
@@ -91,11 +91,10 @@ def team_of(options: Mapping[str, Any]) -> Processes | None:
     kind, _, number = options["device"].partition(":")
     if number:
         raise click.UsageError(f"each of {options['nproc']} processes takes its own device: give --device {kind}")
-    from treeopt.cli.app import run
     from treeopt.runs.processes import check_device, launched
 
     check_device(options["device"], options["nproc"])
-    team = launched(run, context.meta[ARGUMENTS], options["nproc"])
+    team = launched(*context.meta[PROGRAM], options["nproc"])
     keep_team(context, team)
     return team
 

@@ -50,7 +50,8 @@ _FASTEST = "fastest size"  # ends the methods of compare that are chosen by seco
 @click.argument("file")
 @click.option("--map", "mapped", multiple=True, metavar="OLD=NEW", help="An input that is elsewhere now; repeatable.")
 @click.option("--device", help="cpu, cuda, cuda:1, ...")
-def run(console: Console, file: str, mapped: tuple[str, ...], device: str | None) -> None:
+@click.option("--device-map", type=click.Choice(["auto"]), help="auto: divide the model among all GPUs.")
+def run(console: Console, file: str, mapped: tuple[str, ...], **devices: str | None) -> None:
     """Run the command that made FILE again, from the inputs that it was made from, and compare.
 
     FILE is any file that stores its options (`treeopt show FILE --options`); it is never replaced. Names of inputs are
@@ -64,7 +65,7 @@ def run(console: Console, file: str, mapped: tuple[str, ...], device: str | None
     arguments = [option_name(one) for one in _command(name).params if isinstance(one, click.Argument)]
     [line] = command_lines({name: stored}, arguments=arguments)
     console.say(f"command   {line}")
-    with _again(console, Path(file), name, made, device) as again:
+    with _again(console, Path(file), name, made, devices) as again:
         same = _bytes(Path(file)) == _bytes(again)
         difference = None if same else _difference(Path(file), again, name)
         machine = _machines(made, again)
@@ -148,7 +149,9 @@ def _command(name: str) -> click.Command:
 
 
 @contextlib.contextmanager
-def _again(console: Console, file: Path, name: str, made: Mapping[str, Any], device: str | None) -> Iterator[Path]:
+def _again(
+    console: Console, file: Path, name: str, made: Mapping[str, Any], devices: Mapping[str, str | None]
+) -> Iterator[Path]:
     """Run the command again; yields what is to be compared, which is deleted at the end.
 
     Files name their drafter relative to their folder, so the new file lies in the folder of the old one.
@@ -166,7 +169,10 @@ def _again(console: Console, file: Path, name: str, made: Mapping[str, Any], dev
                 made[name].setdefault("prompt", content.get("prompt"))
         options = folder / "options.json"
         options.write_text(json.dumps({one: made[one] for one in (name, DEFAULTS) if one in made}))
-        words += ["--device", device] if device and "device" in {one.name for one in _command(name).params} else []
+        taken = {str(one.name): option_name(one) for one in _command(name).params}
+        words += [
+            word for key, value in devices.items() if value and key in taken for word in (f"--{taken[key]}", value)
+        ]
         threads = made[MADE_BY].get("threads")
         if isinstance(threads, int) and 0 < threads <= _MOST_THREADS:
             import torch
