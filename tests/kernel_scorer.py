@@ -13,10 +13,8 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Features, Floats, Ints
 from treeopt.drafting.kernel.compiled import compiled
 from treeopt.drafting.kernel.data import Kernel, record_arrays
-from treeopt.drafting.kernel.nodes import candidates, log_probability, normalise
-from treeopt.drafting.kernel.session import KernelSession
-from treeopt.drafting.kernel.trees import begin_row
-from treeopt.drafting.ngram import top_logprobs
+from treeopt.drafting.kernel.nodes import begin_row, candidates, log_probability, normalise
+from treeopt.drafting.kernel.session import KernelSession, top_logprobs
 from treeopt.ngram_table import CONTEXT
 
 

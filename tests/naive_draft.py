@@ -206,6 +206,27 @@ class NaiveDrafter:
         return {token: naive_mapped(share / total, numbers.calibration_map) for token, share in shares.items()}
 
 
+def naive_growth(naive: NaiveDrafter, nodes: int, depth: int, most: int = 16) -> dict[tuple[int, ...], float]:
+    """The likeliest drafts of a step, one after another: each taken node is expanded, at most `most` of a depth."""
+    taken: dict[tuple[int, ...], float] = {}
+    expanded = [0] * (depth + 1)
+    open_: dict[tuple[int, ...], float] = {}
+
+    def expand(path: tuple[int, ...], chance: float) -> None:
+        if len(path) < depth and expanded[len(path)] < most:
+            expanded[len(path)] += 1
+            below = naive.log_probabilities(list(path))
+            order = [token for token, _ in naive.ranked(list(path))]
+            open_.update({(*path, token): chance + below[token] for token in order})
+
+    expand((), 0.0)
+    while open_ and len(taken) < nodes - 1:
+        path = max(open_, key=lambda one: (open_[one], -len(one)))
+        taken[path] = open_.pop(path)
+        expand(path, taken[path])
+    return taken
+
+
 def naive_mapped(chance: float, calibration_map: tuple[tuple[float, float], ...]) -> float:
     """Log of a probability after a calibration map: linear between pairs, constant beyond them."""
     if not calibration_map:

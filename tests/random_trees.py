@@ -11,9 +11,24 @@ from torch import Tensor
 
 from treeopt.drafting.interface import AcceptedPart, Drafts, ProposerSession
 from treeopt.models.base import Base
-from treeopt.verify.buffers import compile_parents
+from treeopt.verify.buffers import PAD, Buffers
 
 WHOLE = 400  # recent tokens that hold any text here
+
+
+def compile_parents(parents: Tensor, depth: int) -> Buffers:
+    """One tree for each row, as `Buffers`: parents int64 [B, N], of nodes sorted by depth; that of the root is 0."""
+    rows, nodes = parents.shape
+    mask = torch.zeros(rows, nodes, nodes, dtype=torch.bool)
+    paths = torch.full((rows, nodes, depth + 1), PAD)
+    for row, above in enumerate(parents.tolist()):
+        of_nodes: list[list[int]] = [[0]]
+        for node in range(1, nodes):
+            of_nodes.append([*of_nodes[above[node]], node])
+        for node, path in enumerate(of_nodes):
+            mask[row, node, path] = True
+            paths[row, node, : len(path)] = torch.tensor(path)
+    return Buffers(mask, mask.sum(-1) - 1, torch.arange(nodes).expand(rows, nodes), paths, top_k=0)
 
 
 class TextSession(ProposerSession):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import random_tree
+from random_trees import compile_parents
 
 from treeopt.decode import rules
 from treeopt.drafting.interface import Drafts
 from treeopt.tree import ROOT, Tree
-from treeopt.verify.buffers import compile_parents, compile_tree
+from treeopt.verify.buffers import compile_tree
 
 
 def drafts_of(trees: list[Tree], tokens: list[list[int]]) -> Drafts:

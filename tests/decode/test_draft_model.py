@@ -20,8 +20,8 @@ from treeopt.decode.decoder import Decoded, TreeDecoder
 from treeopt.decode.rules import Rule, Sample
 from treeopt.drafter import MODEL, MODEL_NGRAM, Drafter
 from treeopt.drafting.kernel.data import num_candidates
-from treeopt.drafting.kernel.session import KernelRows
 from treeopt.drafting.learn import Learning, learn
+from treeopt.drafting.model import ModelSession
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.runs import predict
 from treeopt.models.base import Base
@@ -97,8 +97,8 @@ def test_a_stale_draft_cache_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the draft model never sees the accepted tokens. The text stays, the steps do not."""
     base = tiny_base("llama", 3)
     drafter = Drafter.model_only(5, 4, base.fingerprint)
-    after = KernelRows.after
-    monkeypatch.setattr(KernelRows, "after", lambda self, first: [tokens[-1:] for tokens in after(self, first)])
+    after = ModelSession.after
+    monkeypatch.setattr(ModelSession, "after", lambda self, first: [tokens[-1:] for tokens in after(self, first)])
     decoder = TreeDecoder(base, None, chain_of(drafter), drafter=drafter, draft=base)
     made = decoder.generate([5, 6, 7, 8], 24)
     assert made.tokens == stock(base, [5, 6, 7, 8], 24)

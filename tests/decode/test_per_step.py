@@ -9,7 +9,7 @@ import pytest
 import torch
 from chances import ALPHA, counted, p_value, small_base, text_probabilities
 from decoding import stock
-from random_trees import RandomTrees
+from random_trees import RandomTrees, compile_parents
 from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
@@ -20,7 +20,7 @@ from treeopt.drafting.plans import StaticTree
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.tree import Tree
-from treeopt.verify.buffers import BUFFER_NAMES, compile_parents
+from treeopt.verify.buffers import BUFFER_NAMES
 
 NEW = 24
 PROMPTS = [[3, 8, 21], [40], list(range(5, 35)), [9] * 17]  # shorter and longer than the sliding windows

@@ -12,6 +12,7 @@ import torch
 from chances import ALPHA, LENGTH, PROMPT, DrawnPerChild, counted, p_value, small_base, text_probabilities
 from helpers import random_tree
 from numpy.typing import NDArray
+from random_trees import compile_parents
 from tiny import cycle_base, cycle_heads, random_heads
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from treeopt.decode.rules import Greedy, Rule, Sample, Typical
 from treeopt.drafting.interface import Drafts
 from treeopt.models.base import Base
 from treeopt.tree import Tree
-from treeopt.verify.buffers import compile_parents, compile_tree
+from treeopt.verify.buffers import compile_tree
 
 SETTINGS = {
     "plain": Sample(),

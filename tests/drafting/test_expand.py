@@ -58,10 +58,14 @@ def all_paths(case: Case, row: int, depth: int) -> dict[Path, float]:
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 9, MAX_PARENTS + 1])
-@pytest.mark.parametrize("seed", range(12))
-def test_nodes_are_the_likeliest_of_all(seed: int, nodes: int) -> None:
+def test_nodes_are_the_likeliest_of_all(nodes: int) -> None:
     """With a parent for each node, no path outside the tree is likelier than one inside; likeliest first."""
-    case = random_case(seed, mapped=seed % 2 == 0)
+    for seed in range(12):
+        check_likeliest(random_case(seed, mapped=seed % 2 == 0), nodes)
+
+
+def check_likeliest(case: Case, nodes: int) -> None:
+    """Of each row."""
     depth = min(case.drafter.depth, 3)
     expansion = grown(case, nodes, depth)
     assert expansion.tokens.shape == (3, nodes - 1) or expansion.tokens.shape[1] < nodes - 1
@@ -77,30 +81,30 @@ def test_nodes_are_the_likeliest_of_all(seed: int, nodes: int) -> None:
         assert (np.diff(likely[: len(paths)]) <= 0).all()
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_smaller_trees_begin_larger_ones(seed: int) -> None:
+def test_smaller_trees_begin_larger_ones() -> None:
     """The first nodes of a tree of 64 are every smaller tree: tokens, parents, depths and log-probabilities."""
-    case = random_case(seed, mapped=seed % 2 == 0)
-    largest = grown(case, 64)
-    for nodes in (1, 2, 3, 5, 8, 16, 17, 18, 25, 32, 63, 64):
-        smaller = grown(case, nodes)
-        count = smaller.tokens.shape[1]
-        assert count == min(nodes - 1, largest.tokens.shape[1])
-        for name in ("tokens", "parents", "depths", "log_probability"):
-            assert getattr(smaller, name).tolist() == getattr(largest, name)[:, :count].tolist()
+    for seed in range(12):
+        case = random_case(seed, mapped=seed % 2 == 0)
+        largest = grown(case, 64)
+        for nodes in (1, 2, 3, 5, 8, 16, 17, 18, 25, 32, 63, 64):
+            smaller = grown(case, nodes)
+            count = smaller.tokens.shape[1]
+            assert count == min(nodes - 1, largest.tokens.shape[1])
+            for name in ("tokens", "parents", "depths", "log_probability"):
+                assert getattr(smaller, name).tolist() == getattr(largest, name)[:, :count].tolist()
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_rows_alone_equal_rows_in_a_batch(seed: int) -> None:
+def test_rows_alone_equal_rows_in_a_batch() -> None:
     """A row's tree does not depend on its neighbours."""
-    case = random_case(seed)
-    together = grown(case, 20)
-    for row in range(3):
-        one = Case(case.table, case.drafter, case.logits[:, row : row + 1], case.recent[row : row + 1])
-        alone = grown(one, 20)
-        count = alone.tokens.shape[1]
-        assert paths_of(alone, 0) == paths_of(together, row)[:count]
-        assert alone.log_probability[0].tolist() == together.log_probability[row, :count].tolist()
+    for seed in range(6):
+        case = random_case(seed)
+        together = grown(case, 20)
+        for row in range(3):
+            one = Case(case.table, case.drafter, case.logits[:, row : row + 1], case.recent[row : row + 1])
+            alone = grown(one, 20)
+            count = alone.tokens.shape[1]
+            assert paths_of(alone, 0) == paths_of(together, row)[:count]
+            assert alone.log_probability[0].tolist() == together.log_probability[row, :count].tolist()
 
 
 def two_rows(top: int) -> tuple[Scorer, torch.Tensor]:
@@ -127,15 +131,15 @@ def test_fewer_candidates_than_nodes() -> None:
     assert sorted(paths_of(found, 1)) == [(1,), (1, 1), (1, 2), (2,), (2, 1), (2, 2)]
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_no_row_is_longer_than_its_candidates(seed: int) -> None:
+def test_no_row_is_longer_than_its_candidates() -> None:
     """Repeated candidates are no nodes: a lone row has all paths once; of several the shorter are filled up."""
-    case = random_case(seed)
-    together = grown(case, 1000, 1)
-    for row in range(3):
-        one = Case(case.table, case.drafter, case.logits[:, row : row + 1], case.recent[row : row + 1])
-        assert sorted(paths_of(grown(one, 1000, 1), 0)) == sorted(all_paths(one, 0, 1))
-    assert together.tokens.shape[1] == max(len(all_paths(case, row, 1)) for row in range(3))
+    for seed in range(8):
+        case = random_case(seed)
+        together = grown(case, 1000, 1)
+        for row in range(3):
+            one = Case(case.table, case.drafter, case.logits[:, row : row + 1], case.recent[row : row + 1])
+            assert sorted(paths_of(grown(one, 1000, 1), 0)) == sorted(all_paths(one, 0, 1))
+        assert together.tokens.shape[1] == max(len(all_paths(case, row, 1)) for row in range(3))
 
 
 def test_parents_are_limited() -> None:
@@ -159,10 +163,14 @@ def naive_places(paths: list[Path], true: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 6, 30])
-@pytest.mark.parametrize("seed", range(4))
-def test_places_equal_a_naive_walk(seed: int, nodes: int) -> None:
+def test_places_equal_a_naive_walk(nodes: int) -> None:
     """Every continuation of up to five tokens, the text's end among them, is looked up path by path."""
-    case = random_case(seed, rows=1)
+    for seed in range(4):
+        check_places(random_case(seed, rows=1), seed, nodes)
+
+
+def check_places(case: Case, seed: int, nodes: int) -> None:
+    """Of one row's tree."""
     expansion = grown(case, nodes)
     paths = paths_of(expansion, 0)
     vocab = len(case.table.unigram)

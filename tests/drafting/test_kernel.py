@@ -1,4 +1,4 @@
-"""The compiled kernel against drafting in numpy, level by level; threads, texts that grow, shrink and are left."""
+"""The compiled kernel against the naive drafter; threads, texts that grow, shrink and are left."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ import pytest
 import torch
 from helpers import random_tree
 from kernel_scorer import Scorer
-from naive_draft import SOURCES, Case, random_case
-from numpy_draft.expand import expand as numpy_expand
-from numpy_draft.proposer import NgramSession
-from numpy_draft.scores import Scorer as NumpyScorer
+from naive_draft import SOURCES, Case, bounds, naive_growth, random_case
 
-from treeopt.drafting.interface import AcceptedPart, SizeLimits
+from treeopt.drafting.interface import AcceptedPart, Expansion, SizeLimits
+from treeopt.drafting.kernel import compiled
 from treeopt.drafting.kernel import session as kernel_session
 from treeopt.drafting.kernel.session import KernelSession
 from treeopt.errors import Code, TreeoptError
@@ -31,96 +29,96 @@ SEEDS = int(os.environ.get("TREEOPT_SEEDS", "4"))  # of each source
 NEAR = 2e-4
 
 
-class Numpy(NgramSession):
-    """The session of a step whose logits are given."""
-
-    def __init__(self, case: Case) -> None:
-        self._scorer, self._recent, self._depth = NumpyScorer(case.drafter), case.recent, case.drafter.depth
-        self._logits = torch.from_numpy(case.logits)
-
-    def begin(self, roots: torch.Tensor, states: torch.Tensor) -> object:
-        self._step = self._scorer.begin(self._logits, self._recent, self._depth)
-        self._last = None
-        self._proposer = self  # whose scorer it is
-        self.scorer = self._scorer
-        return self._step.root
-
-
-def both(case: Case) -> tuple[KernelSession, Numpy]:
-    """A session of the kernel with a step begun, and its twin in numpy."""
-    case = replace(case, drafter=replace(case.drafter, top_logprobs=case.drafter.top_logprobs))
-    kernel = Scorer(case.drafter).session(torch.from_numpy(case.logits), case.recent, case.drafter.depth)
-    return kernel, Numpy(case)
+def begun(case: Case) -> KernelSession:
+    """A session of the kernel with a step begun."""
+    return Scorer(case.drafter).session(torch.from_numpy(case.logits), case.recent, case.drafter.depth)
 
 
 def cases(seed: int, source: str) -> Case:
-    """Every other one reads the log-probabilities of a few tokens only."""
-    case = random_case(seed, source=source, mapped=seed % 3 == 0)
-    top = max(1, case.drafter.top)
-    return replace(case, drafter=replace(case.drafter, top_logprobs=top if seed % 2 else 0))
+    """Every third one maps its probabilities."""
+    return random_case(seed, source=source, mapped=seed % 3 == 0)
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("seed", range(SEEDS))
-@pytest.mark.parametrize("nodes", [2, 9, 64])
-def test_likeliest_nodes_are_those_of_numpy(nodes: int, seed: int, source: str) -> None:
-    """Path by path with the same probability; nodes that are about equally likely may change places."""
-    case = cases(seed, source)
-    kernel, twin = both(case)
-    found = kernel.expand(nodes, case.drafter.depth)
-    wanted = numpy_expand(twin, twin.begin(kernel, kernel), nodes, case.drafter.depth)
+def paths_of(tree: Expansion, row: int) -> list[tuple[int, ...]]:
+    """The path of each node of one row."""
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tree.tokens[row].tolist(), tree.parents[row].tolist(), strict=True):
+        paths.append((*paths[parent], token))
+    return paths[1:]
+
+
+def check_growth(case: Case, nodes: int) -> None:
+    """Path by path with the naive probability; nodes that are about equally likely may change places."""
+    found = begun(case).expand(nodes, case.drafter.depth)
     for row in range(len(case.recent)):
-        pairs = [
-            dict(zip(paths_of(one, row), one.log_probability[row].tolist(), strict=True)) for one in (found, wanted)
-        ]
+        wanted = naive_growth(case.naive(row), nodes, case.drafter.depth)
+        pairs = dict(zip(paths_of(found, row), found.log_probability[row].tolist(), strict=True)), wanted
         last = min(min(one.values()) for one in pairs)
         for path in pairs[0].keys() | pairs[1].keys():
             values = [one.get(path, last) for one in pairs]
             assert values == pytest.approx([values[0]] * 2, abs=NEAR) or min(values) == -np.inf
 
 
-def paths_of(tree: object, row: int) -> list[tuple[int, ...]]:
-    """The path of each node of one row."""
-    paths: list[tuple[int, ...]] = [()]
-    for token, parent in zip(tree.tokens[row].tolist(), tree.parents[row].tolist(), strict=True):  # type: ignore[attr-defined]
-        paths.append((*paths[parent], token))
-    return paths[1:]
+@pytest.mark.parametrize("source", SOURCES)
+def test_likeliest_nodes_are_the_naive_ones(source: str) -> None:
+    """Of every source, with few nodes and with more than a level may have parents."""
+    for seed in range(SEEDS):
+        for nodes in (2, 9, 64):
+            check_growth(cases(seed, source), nodes)
+
+
+def check_filled(case: Case, seed: int) -> None:
+    """A node of rank r has the naive candidate r of its parent, up to equal scores; where there is none it is void."""
+    nodes = {1: 4, 2: 12}.get(case.drafter.depth, 24)
+    tree = random_tree(seed, nodes=nodes, depth=case.drafter.depth, ranks=4)
+    session, roots = begun(case), torch.from_numpy(case.recent[:, -1].copy())
+    session.look(session._step.seen.reshape(len(roots), -1))
+    drafts = session.fill(roots, roots, compile_ranks(tree))
+    void = torch.zeros(drafts.tokens.shape, dtype=torch.bool) if drafts.void is None else drafts.void
+    for row, (tokens, missing) in enumerate(zip(drafts.tokens.tolist(), void.tolist(), strict=True)):
+        naive = case.naive(row)
+        assert tokens[0] == roots[row]
+        for node, path in enumerate(tree.paths, start=1):
+            above = [tokens[tree.paths.index(path[:depth]) + 1] for depth in range(1, len(path))]
+            if any(missing[tree.paths.index(path[:depth]) + 1] for depth in range(1, len(path))):
+                assert missing[node]
+                continue
+            ranked = naive.ranked(above)
+            assert missing[node] == (path[-1] >= len(ranked))
+            if not missing[node]:
+                low, high = bounds(ranked, tokens[node])
+                assert low <= path[-1] <= high
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_filled_trees_are_those_of_numpy(seed: int, source: str) -> None:
-    """Every node of a random tree; where there is no such candidate both are void."""
-    case = cases(seed, source)
-    nodes = {1: 4, 2: 12}.get(case.drafter.depth, 24)
-    tree = random_tree(seed, nodes=nodes, depth=case.drafter.depth, ranks=4)
-    compiled, roots = compile_ranks(tree), torch.from_numpy(case.recent[:, -1].copy())
-    kernel, twin = both(case)
-    kernel.source.shape = shape  # type: ignore[method-assign]
-    kernel.look(kernel._step.seen.reshape(len(roots), -1))
-    found, wanted = kernel.fill(roots, roots, compiled), twin.fill(roots, roots, compiled)
-    void = [
-        one.void if one.void is not None else torch.zeros(one.tokens.shape, dtype=torch.bool) for one in (found, wanted)
-    ]
-    below = [(compiled.along_paths(one.float()) > 0) for one in void]
-    assert torch.equal(*below)
-    assert torch.equal(found.tokens[~below[0]], wanted.tokens[~below[0]])
+def test_filled_trees_are_the_naive_ones(source: str) -> None:
+    """Every node of random trees."""
+    for seed in range(SEEDS):
+        check_filled(cases(seed, source), seed)
 
 
-def shape(tree: object) -> object:
-    """As `RecordProposer.shape`, which keeps the last."""
-    from treeopt.drafting.ngram import _shape_of
-
-    return _shape_of(tree)  # type: ignore[arg-type]
+def test_trees_with_few_log_probabilities() -> None:
+    """Of heads, candidates beyond those whose log-probabilities are read share the rest equally."""
+    case = random_case(2, rows=1, source="heads", window=20)
+    few = replace(case, drafter=replace(case.drafter, top_logprobs=case.drafter.top))
+    rest = case.logits.copy()
+    for level in rest[:, 0]:
+        order = sorted(range(len(level)), key=lambda token: (-level[token], token))[case.drafter.top :]
+        if order:
+            level[order] = np.log(np.exp(level[order]).sum() / len(order))
+    for nodes in (9, 64):
+        found, wanted = (begun(one).expand(nodes, case.drafter.depth) for one in (few, replace(case, logits=rest)))
+        chances = [dict(zip(paths_of(one, 0), one.log_probability[0].tolist(), strict=True)) for one in (found, wanted)]
+        assert sorted(chances[0].values()) == pytest.approx(sorted(chances[1].values()), abs=NEAR)
 
 
 def test_rows_in_threads_are_the_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight rows in up to four threads give what one thread gives, bit for bit."""
     case = random_case(1, rows=8, window=20, source="voted")
-    alone = both(case)[0].expand(40, case.drafter.depth)
+    alone = begun(case).expand(40, case.drafter.depth)
     monkeypatch.setattr(kernel_session, "_LEAST_ROWS", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    session = both(case)[0]
+    session = begun(case)
     assert len(session._parts()) == 4
     shared = session.expand(40, case.drafter.depth)
     for name in ("tokens", "parents", "depths", "log_probability"):
@@ -129,7 +127,7 @@ def test_rows_in_threads_are_the_rows_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_rows_of_one_text_share_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of a text change its index one after the other."""
-    session = both(random_case(1, rows=3, window=20))[0]
+    session = begun(random_case(1, rows=3, window=20))
     session._text, session._end = np.repeat([0, 1, 2], [5, 1, 6]), np.ones(12, np.int64)
     monkeypatch.setattr(kernel_session, "_LEAST_ROWS", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
@@ -140,12 +138,16 @@ def test_rows_of_one_text_share_a_thread(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(session._text[end - 1] != session._text[end] for _, end in parts[:-1])
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_text_that_grows_and_is_rewound(seed: int) -> None:
+def test_a_text_that_grows_and_is_rewound() -> None:
     """After any calls of keep and rewind the drafts are those of a session that begins with the text."""
+    for seed in range(6):
+        check_rewound(seed)
+
+
+def check_rewound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     case = random_case(seed, rows=3, window=20, source="voted")
-    session, vocab = both(case)[0], len(case.table.unigram)
+    session, vocab = begun(case), len(case.table.unigram)
     seen = session._step.seen.reshape(3, -1)
     texts = [row[row >= 0].tolist() for row in case.recent]
     marks: list[tuple[Any, list[list[int]]]] = []
@@ -173,7 +175,7 @@ def test_a_text_that_grows_and_is_rewound(seed: int) -> None:
 def test_selected_rows_keep_their_texts() -> None:
     """Rows 0 and 2 of three go on as if row 1 had never been there."""
     case = random_case(3, rows=3, window=20, source="voted")
-    session = both(case)[0]
+    session = begun(case)
     seen = session._step.seen.reshape(3, -1)
     session.select([0, 2])
     session.keep(AcceptedPart([[1], [0]], None, None, None, None))  # type: ignore[arg-type]
@@ -187,14 +189,18 @@ def test_selected_rows_keep_their_texts() -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_growth_ends_where_no_size_can_pay(seed: int, source: str) -> None:
+def test_growth_ends_where_no_size_can_pay(source: str) -> None:
     """The chosen size is the one that all sizes' estimates give, though the largest trees are not grown."""
+    for seed in range(SEEDS):
+        check_sizes(seed, source)
+
+
+def check_sizes(seed: int, source: str) -> None:
     rng = np.random.default_rng(seed)
     case = random_case(seed, rows=1, source=source)
     sizes = STEP_SIZES[:6]
     cost = np.cumsum(rng.random(len(sizes)) * rng.choice([0.05, 0.3])).tolist()
-    session = both(case)[0]
+    session = begun(case)
     whole = session.expand(sizes[-1], case.drafter.depth).log_probability[0]
     total = 1 + np.concatenate([[0.0], np.cumsum(np.exp(whole.astype(np.float64)))])
     gain = [np.float32(total[min(size, len(total)) - 1]) - price for size, price in zip(sizes, cost, strict=True)]
@@ -214,16 +220,16 @@ def test_log_probabilities_that_are_not_numbers_are_refused(source: str) -> None
         logits[level, -1, token] = value
         if np.isnan(value):
             with pytest.raises(TreeoptError, match="gives logits that are not finite") as caught:
-                both(replace(case, logits=logits))
+                begun(replace(case, logits=logits))
             assert caught.value.code is Code.NOT_FINITE
         else:
-            both(replace(case, logits=logits))
+            begun(replace(case, logits=logits))
 
 
 @pytest.mark.parametrize("token", [-1, 99])
 def test_tokens_outside_the_vocabulary_are_refused(token: int) -> None:
     """The kernel reads memory by tokens, and does not check them."""
-    session = both(random_case(1))[0]
+    session = begun(random_case(1))
     with pytest.raises(ValueError, match="outside the vocabulary"):
         KernelSession(session.source, [[1, token, 1]], 2)
 
@@ -258,3 +264,27 @@ def test_numba_is_imported_only_to_draft() -> None:
     modules = "sys, treeopt, treeopt.cli.app, treeopt.decode.decoder, treeopt.drafting.plans"
     code = f"import {modules}; print('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize(("place", "machine_code", "words"), [
+    ("here", False, "compiling the drafting kernel, once;"),
+    (None, False, "compiling the drafting kernel, at every start, as no folder can be written;"),
+    ("here", True, ""),
+])  # fmt: skip
+def test_compilation_is_announced(
+    place: str | None, machine_code: bool, words: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Unless machine code is found, in a folder of the user's choice too."""
+    folder = tmp_path / "kernel" if place else None
+    if machine_code:
+        (tmp_path / "kernel" / "one").mkdir(parents=True)
+        (tmp_path / "kernel" / "one" / "grow.nbi").write_bytes(b"")
+    monkeypatch.setattr(compiled.config, "CACHE_DIR", "")
+    monkeypatch.setattr(compiled, "_folders", lambda: iter([folder] if folder else []))
+    with caplog.at_level("INFO", logger="treeopt"):
+        compiled.note_compilation.__wrapped__()
+    assert words in caplog.text if words else not caplog.text
+    assert compiled.machine_code_folder() == folder
+    monkeypatch.setattr(compiled.config, "CACHE_DIR", str(tmp_path))
+    assert compiled.machine_code_folder() == tmp_path

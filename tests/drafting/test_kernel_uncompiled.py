@@ -23,12 +23,12 @@ from treeopt.calibration import MISS
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import NO_CANDIDATE, SizeLimits
 from treeopt.drafting.kernel import compiled, data
-from treeopt.drafting.ngram import _shape_of
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_ranks
 
 KERNEL = ("nodes", "trees", "session")
 NEAR = 1e-3
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -72,32 +72,43 @@ def _as_compiled() -> Iterator[None]:
 
 
 EACH = [(seed, source) for seed in range(2) for source in SOURCES]
-AGAIN: list[tuple[str, str, tuple[Any, ...]]] = [
-    *(("test_scores", "test_children_equal_the_naive_ones", one) for one in EACH),
-    *(("test_scores", "test_window_of_none_copies_nothing", (0, source)) for source in SOURCES),
-    ("test_scores", "test_latest_longest_match_by_hand", ("the longest, not the latest",)),
-    ("test_scores", "test_latest_longest_match_by_hand", ("none",)),
-    *(("test_scores", "test_weight_of_a_match_is_that_of_its_length", (length,)) for length in (2, 12, 13)),
-    *(("test_scores", "test_log_probability_equals_the_naive_one", (seed, True, "voted")) for seed in range(2)),
-    ("test_scores", "test_backs_off_to_the_longest_stored_context", ()),
-    ("test_scores", "test_log_probability_is_mapped_between_and_beyond_pairs", ()),
-    *(("test_kernel", "test_filled_trees_are_those_of_numpy", one) for one in EACH),
-    *(("test_kernel", "test_growth_ends_where_no_size_can_pay", one) for one in EACH[:7]),
-    ("test_kernel", "test_a_text_that_grows_and_is_rewound", (0,)),
-    ("test_kernel", "test_selected_rows_keep_their_texts", ()),
-    *(("test_expand", "test_nodes_are_the_likeliest_of_all", (seed, 17)) for seed in (1, 2)),
-    ("test_expand", "test_tree_by_hand", ()),
-    ("test_expand", "test_parents_are_limited", ()),
-    ("test_expand", "test_of_equally_likely_nodes_the_shallower_is_first", ()),
-    *(("test_sources", "test_sources_are_those_of_the_lists", one) for one in EACH if "lm head" not in one[1]),
-    ("test_sources", "test_sources_beyond_the_end_are_empty", ()),
-]  # fmt: skip
 
 
-@pytest.mark.parametrize(("file", "test", "arguments"), AGAIN)
-def test_uncompiled_kernel_passes(file: str, test: str, arguments: tuple[Any, ...], kernel: SimpleNamespace) -> None:
-    """A test of the compiled kernel."""
-    getattr(getattr(kernel, file), test)(*arguments)
+@pytest.mark.parametrize("source", SOURCES)
+def test_cases_of_every_source(source: str, kernel: SimpleNamespace) -> None:
+    """Candidates, filled trees, sizes, trees of the likeliest nodes and sources against the naive drafter."""
+    for seed in range(2):
+        case = random_case(seed, source=source, mapped=seed % 3 == 0)
+        kernel.test_scores.check_against_naive(case, seed)
+        kernel.test_scores.check_log_probability(case, seed)
+        kernel.test_kernel.check_filled(case, seed)
+        kernel.test_kernel.check_growth(case, 17)
+        if "lm head" not in source:
+            kernel.test_sources.check_sources(case, seed)
+    kernel.test_scores.check_against_naive(random_case(0, window=0, source=source), 0)
+    kernel.test_kernel.check_sizes(0, source)
+
+
+@pytest.mark.parametrize("name", [
+    "test_scores.test_latest_longest_match_by_hand",
+    "test_scores.test_weight_of_a_match_is_that_of_its_length",
+    "test_scores.test_backs_off_to_the_longest_stored_context",
+    "test_scores.test_log_probability_is_mapped_between_and_beyond_pairs",
+    "test_kernel.test_selected_rows_keep_their_texts",
+    "test_expand.test_tree_by_hand",
+    "test_expand.test_parents_are_limited",
+    "test_expand.test_of_equally_likely_nodes_the_shallower_is_first",
+    "test_sources.test_sources_beyond_the_end_are_empty",
+])  # fmt: skip
+def test_tests_of_the_compiled_kernel_pass(name: str, kernel: SimpleNamespace) -> None:
+    """Those by hand."""
+    file, test = name.split(".")
+    getattr(getattr(kernel, file), test)()
+
+
+def test_a_text_is_rewound(kernel: SimpleNamespace) -> None:
+    """As in the compiled kernel, for one text."""
+    kernel.test_kernel.check_rewound(0)
 
 
 def begun(kernel: SimpleNamespace, case: Case) -> Any:
@@ -150,7 +161,9 @@ def test_ranked_nodes_are_the_naive_ones(depth: int, kernel: SimpleNamespace) ->
     logits = torch.from_numpy(np.random.default_rng(depth).normal(size=(1, 2, vocab)).astype(np.float32))
     paths = np.array([[[0] * depth, [1] * depth]], np.int64)
     seen = kernel.kernel_scorer.top_logprobs(logits, session.source.known).numpy()
-    ranked = session.rank(seen, paths, vocab + 1)
+    session.set_step(seen)
+    ranked = kernel.trees.Ranked(np.zeros((1, 2, vocab + 1), np.int64), np.zeros((1, 2, vocab + 1), np.float32))
+    session.in_threads(lambda k, part: kernel.trees.rank_rows(k, *part, paths, ranked))
     for node in range(2):
         naive = case.naive(0)
         naive.logits[depth:] = [logits[0, node].tolist()] * (case.drafter.depth - depth)
@@ -166,7 +179,7 @@ def test_ranked_nodes_are_the_naive_ones(depth: int, kernel: SimpleNamespace) ->
 def test_compiled_trees_by_hand(kernel: SimpleNamespace) -> None:
     """Drafts 5, 6 below 5, 7, and a void fourth node: sorted by depth, the void one the likeliest again."""
     session = begun(kernel, random_case(0, rows=1))
-    root = int(session._texts.tokens[0, session.ends[0] - 1])
+    root = int(session._texts.tokens[0, int(session._end[0]) - 1])
     grown = kernel.trees.Grown(
         tokens=np.array([[5, 6, 7, -1]]),
         parents=np.array([[0, 1, 0, 0]]),
@@ -233,11 +246,9 @@ def test_grown_trees_have_no_more_nodes_than_candidates(kernel: SimpleNamespace)
     session = of_heads(kernel)
     seen = session._step.seen.reshape(1, -1)
     asked = []
-    session.source.observe = lambda states, depth, _logits: (
-        asked.append((states, depth)) or torch.from_numpy(seen)[None]
-    )
+    session.observe = lambda states: asked.append(states) or torch.from_numpy(seen)
     drafts = session.grow(torch.tensor([2]), "states", SizeLimits((64,), (0.0,), 2))
-    assert asked == [("states", 2)]
+    assert asked == ["states"]
     assert drafts.tokens.tolist() == [[2, 0, 1, 0, 0, 1, 1]]  # by depth, then by chance: 0.35, 0.21, 0.1, 0.06
     assert drafts.void is None
     session.look(seen)
@@ -249,7 +260,6 @@ def test_grown_trees_have_no_more_nodes_than_candidates(kernel: SimpleNamespace)
 def test_filled_trees_by_hand(kernel: SimpleNamespace) -> None:
     """A tree of ranks that all nodes have is not void anywhere; one of rank 2 is void below two candidates."""
     session = of_heads(kernel)
-    session.source.shape = _shape_of
     seen = session._step.seen.reshape(1, -1)
     for paths, tokens, void in (
         ([[0], [1], [1, 0]], [[2, 0, 1, 0]], None),
@@ -294,27 +304,3 @@ def test_parts_of_threads_by_hand(
     session = of_heads(kernel)
     session._text, session._end = np.repeat(np.arange(len(rows)), rows), np.ones(sum(rows), np.int64)
     assert session._parts() == parts
-
-
-@pytest.mark.parametrize(("place", "machine_code", "words"), [
-    ("here", False, "compiling the drafting kernel, once;"),
-    (None, False, "compiling the drafting kernel, at every start, as no folder can be written;"),
-    ("here", True, ""),
-])  # fmt: skip
-def test_compilation_is_announced(
-    place: str | None, machine_code: bool, words: str,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    """Unless machine code is found, in a folder of the user's choice too."""
-    folder = tmp_path / "kernel" if place else None
-    if machine_code:
-        (tmp_path / "kernel" / "one").mkdir(parents=True)
-        (tmp_path / "kernel" / "one" / "grow.nbi").write_bytes(b"")
-    monkeypatch.setattr(compiled.config, "CACHE_DIR", "")
-    monkeypatch.setattr(compiled, "_folders", lambda: iter([folder] if folder else []))
-    with caplog.at_level("INFO", logger="treeopt"):
-        compiled.note_compilation.__wrapped__()
-    assert words in caplog.text if words else not caplog.text
-    assert compiled.machine_code_folder() == folder
-    monkeypatch.setattr(compiled.config, "CACHE_DIR", str(tmp_path))
-    assert compiled.machine_code_folder() == tmp_path

@@ -202,13 +202,13 @@ def test_heads_alone() -> None:
 
 
 def test_equal_seeds_give_equal_drafters() -> None:
-    """The same seed draws the same text; another does not; the record tells where it is from."""
+    """The same seed draws the same text; another does not."""
     base, heads = planted()
     texts = answered(base, prompts_of(1, 8), 8)
 
     def made(seed: int) -> str:
         learning = Learning(200, seed=seed, top=6, window=16, temperature=1.5)
-        return learn(base, heads, texts, learning, options=AnswerOptions(max_new_tokens=8), source={"x": 1}).drafter.id
+        return learn(base, heads, texts, learning, options=AnswerOptions(max_new_tokens=8)).drafter.id
 
     assert made(1) == made(1)
     assert made(1) != made(2)

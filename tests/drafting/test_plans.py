@@ -15,6 +15,7 @@ from treeopt.drafting.interface import AcceptedPart
 from treeopt.drafting.plans import proposer_for, trees_for
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
+from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
 
 VOCAB = 7
@@ -78,7 +79,8 @@ def test_static_trees_of_heads_store_no_text() -> None:
     assert static.mark() is None
     assert static.observe(states) is None
     assert "_scored" not in vars(static)
-    stepwise = proposer_for(base, heads, None).start([[1, 2]], 2)
+    drafter = Drafter.heads_only(2, 5)
+    stepwise = trees_for(base, heads, TreePolicy(4, 2, drafter.id), drafter).start([[1, 2]])
     before = stepwise.mark()
     stepwise.keep(kept)
     assert [before[0].tolist(), stepwise.mark()[0].tolist()] == [[2], [4]]

@@ -18,6 +18,8 @@ from treeopt.drafting.count import NgramCounts
 from treeopt.drafting.fit import FitSample
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.kernel import compiled
+from treeopt.drafting.kernel import session as kernel_session
+from treeopt.drafting.kernel.session import shape_of
 from treeopt.drafting.ngram import RecordProposer, check_drafter
 from treeopt.drafting.plans import check_plan
 from treeopt.errors import Code, TreeoptError
@@ -53,11 +55,9 @@ def test_what_a_drafter_reads(drafter: Drafter, window: int, known: int, name: s
     assert made.logits(states, 3).shape == (logits, 5, VOCAB)
     assert made.logits(states, 1).shape == (min(1, logits), 5, VOCAB)
     assert made.logits(states, 0).shape[0] == 0 or name == "head"
-    assert made.observe(states, 3).shape == (5, logits, 2 * known + 1)
+    assert made.start([[1]] * 5, 3).observe(states).shape == (5, logits * (2 * known + 1))
     if name == "LM head" and logits:
         assert torch.equal(made.logits(states, 3)[0], BASE.lm_head(states))
-    first = made.shape(compile_ranks(Tree.chain(2)))
-    assert (first.parents.tolist(), first.depths.tolist()) == ([0, 0, 1], [0, 1, 2])
 
 
 def test_lm_head_runs_once_a_step() -> None:
@@ -81,18 +81,18 @@ def test_logits_that_a_model_caps_are_not_those_of_the_lm_head(family: str, conf
     assert base.logits_of_lm_head is (family == "llama")
     made = RecordProposer(base, None, Drafter.untrained(base.vocab_size))
     logits, states = base.forward(torch.tensor([[3, 5, 9]]), use_cache=False)
-    found = made.observe(states[0], 1, logits[0])
-    assert torch.equal(found, made.observe(states[0], 1))
-    other = made.observe(states[0], 1, logits[0] + torch.arange(len(logits[0, 0])))
+    observe = made.start([[3, 5, 9]] * 3, 1).observe
+    found = observe(states[0], logits[0])
+    assert torch.equal(found, observe(states[0]))
+    other = observe(states[0], logits[0] + torch.arange(len(logits[0, 0])))
     assert torch.equal(found, other) is (family == "gemma2")
 
 
 def test_arrays_of_a_tree() -> None:
-    """Parents, ranks, depths and the children of each node; those of the last tree are kept."""
-    made = RecordProposer(BASE, None, record())
+    """Parents, ranks, depths and the children of each node; they are kept as long as the tree."""
     tree = compile_ranks(Tree.from_paths([[0], [2], [0, 1], [0, 3], [2, 0]]))
-    found = made.shape(tree)
-    assert made.shape(tree) is found
+    found = shape_of(tree)
+    assert shape_of(tree) is found
     assert found.parents.tolist() == [0, 0, 0, 1, 1, 2]
     assert found.ranks.tolist()[1:] == [0, 2, 1, 3, 0]
     assert found.depths.tolist() == [0, 1, 1, 2, 2, 2]
@@ -101,7 +101,7 @@ def test_arrays_of_a_tree() -> None:
         (3, 5),
         (5, 6),
     ]
-    assert made.shape(compile_ranks(Tree.chain(1))) is not found
+    assert shape_of(compile_ranks(Tree.chain(1))) is not found
 
 
 def fault(drafter: Drafter, heads: int = 0, draft: Any = None) -> tuple[str, str]:
@@ -223,7 +223,7 @@ def test_long_texts_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compilation_is_announced_when_drafting_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """By drafters of records and by those with a draft model."""
     calls: list[int] = []
-    monkeypatch.setattr(compiled, "note_compilation", lambda: calls.append(1))
+    monkeypatch.setattr(kernel_session, "note_compilation", lambda: calls.append(1))
     draft = tiny_base("llama", 1, vocab_size=VOCAB)
     RecordProposer(BASE, None, record()).start([[1]], 1)
     model.ModelProposer(BASE, draft, record(draft=draft.fingerprint)).start([[1]], 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -73,19 +74,19 @@ def check_against_naive(case: Case, seed: int) -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_children_equal_the_naive_ones(seed: int, source: str) -> None:
+def test_children_equal_the_naive_ones(source: str) -> None:
     """The same candidates, each once, with the same scores; equal scores in the order in which they were proposed."""
-    check_against_naive(random_case(seed, source=source), seed)
+    for seed in range(SEEDS):
+        check_against_naive(random_case(seed, source=source), seed)
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("seed", range(4))
-def test_window_of_none_copies_nothing(seed: int, source: str) -> None:
+def test_window_of_none_copies_nothing(source: str) -> None:
     """Without a window heads and n-gram table alone score; the last tokens are still the context."""
-    case = random_case(seed, window=0, source=source)
-    assert Scorer(case.drafter).window == 4
-    check_against_naive(case, seed)
+    for seed in range(4):
+        case = random_case(seed, window=0, source=source)
+        assert Scorer(case.drafter).window == 4
+        check_against_naive(case, seed)
 
 
 def test_window_without_table_is_the_root() -> None:
@@ -94,37 +95,37 @@ def test_window_without_table_is_the_root() -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("seed", range(6))
-def test_equal_scores_keep_the_order_of_proposal(seed: int, source: str) -> None:
+def test_equal_scores_keep_the_order_of_proposal(source: str) -> None:
     """Equal scores: the head's top, then the context's successors, the match, and the tokens voted for."""
-    case = random_case(seed, source=source)
-    equal = replace(Level(), head=0.0)
-    case = replace(case, drafter=replace(case.drafter, levels=(equal,) * case.drafter.depth))
-    model = Scorer(case.drafter)
-    start = begin(case, model)
-    for depth in range(case.drafter.depth):
-        paths = random_paths(seed, case, depth, 4)
-        children = model.candidates(start, nodes_of(paths))
-        for node, (row, path) in enumerate(paths):
-            assert [token for token, _ in listed(children, node)] == case.naive(row).candidates(path)
+    for seed in range(6):
+        case = random_case(seed, source=source)
+        equal = replace(Level(), head=0.0)
+        case = replace(case, drafter=replace(case.drafter, levels=(equal,) * case.drafter.depth))
+        model = Scorer(case.drafter)
+        start = begin(case, model)
+        for depth in range(case.drafter.depth):
+            paths = random_paths(seed, case, depth, 4)
+            children = model.candidates(start, nodes_of(paths))
+            for node, (row, path) in enumerate(paths):
+                assert [token for token, _ in listed(children, node)] == case.naive(row).candidates(path)
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("seed", range(6))
-def test_rows_and_nodes_alone_equal_those_in_a_batch(seed: int, source: str) -> None:
+def test_rows_and_nodes_alone_equal_those_in_a_batch(source: str) -> None:
     """Bit for bit, whatever goes through each operation together."""
-    case = random_case(seed, source=source)
-    model = Scorer(case.drafter)
-    start = begin(case, model)
-    for depth in range(case.drafter.depth):
-        paths = random_paths(seed, case, depth, 5)
-        together = model.candidates(start, nodes_of(paths))
-        for node, (row, path) in enumerate(paths):
-            one = replace(case, logits=case.logits[:, row : row + 1], recent=case.recent[row : row + 1])
-            alone = begin(one, model)
-            children = model.candidates(alone, nodes_of([(0, path)]))
-            assert children.tokens.tolist() == together.tokens[node : node + 1].tolist()
-            assert children.scores.tolist() == together.scores[node : node + 1].tolist()
+    for seed in range(4):
+        case = random_case(seed, source=source)
+        model = Scorer(case.drafter)
+        start = begin(case, model)
+        for depth in range(case.drafter.depth):
+            paths = random_paths(seed, case, depth, 5)
+            together = model.candidates(start, nodes_of(paths))
+            for node, (row, path) in enumerate(paths):
+                one = replace(case, logits=case.logits[:, row : row + 1], recent=case.recent[row : row + 1])
+                alone = begin(one, model)
+                children = model.candidates(alone, nodes_of([(0, path)]))
+                assert children.tokens.tolist() == together.tokens[node : node + 1].tolist()
+                assert children.scores.tolist() == together.scores[node : node + 1].tolist()
 
 
 def found_after(recent: list[int], path: Sequence[int] = (), *, window: int = 0) -> Features:
@@ -168,28 +169,32 @@ MATCHES: dict[str, tuple[list[int], list[int], int, int]] = {
 }
 
 
-@pytest.mark.parametrize("case", MATCHES)
-def test_latest_longest_match_by_hand(case: str) -> None:
+def test_latest_longest_match_by_hand() -> None:
     """Its follower is a candidate, the root with no weight where there is none; the naive search agrees."""
-    recent, path, token, length = MATCHES[case]
-    assert copied_after(recent, path) == (token, length)
-    assert naive_match(recent, path) == (token, length)
+    for case, (recent, path, token, length) in MATCHES.items():
+        assert copied_after(recent, path) == (token, length), case
+        assert naive_match(recent, path) == (token, length), case
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_matches_equal_a_naive_search(seed: int) -> None:
+def test_matches_equal_a_naive_search() -> None:
     """Texts of two or three tokens, where matches are many and long, below paths of any depth."""
-    rng = np.random.default_rng(seed)
-    for _ in range(10):
-        recent = rng.integers(0, rng.integers(2, 4), rng.integers(4, 40))
-        recent[: rng.integers(0, len(recent))] = -1 if rng.random() < 0.3 else recent[0]
-        path = rng.integers(0, 2, rng.integers(0, 6)).tolist()
-        assert copied_after(recent.tolist(), path) == naive_match(recent.tolist(), path)
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        for _ in range(10):
+            recent = rng.integers(0, rng.integers(2, 4), rng.integers(4, 40))
+            recent[: rng.integers(0, len(recent))] = -1 if rng.random() < 0.3 else recent[0]
+            path = rng.integers(0, 2, rng.integers(0, 6)).tolist()
+            assert copied_after(recent.tolist(), path) == naive_match(recent.tolist(), path)
 
 
-@pytest.mark.parametrize("length", [1, 2, 11, 12, 13, 20])
-def test_weight_of_a_match_is_that_of_its_length(length: int) -> None:
+def test_weight_of_a_match_is_that_of_its_length() -> None:
     """Lengths beyond `MAX_MATCH` weigh as it does, at the root and below; a root without a match weighs nothing."""
+    for length in (1, 2, 11, 12, 13, 20):
+        check_weight(length)
+
+
+def check_weight(length: int) -> None:
+    """Of a match of this length at the root."""
     weights = tuple(float(number) for number in range(1, MAX_MATCH + 1))
     drafter = Drafter((replace(Level(), head=0.0, prompt_lookup=weights),) * 8, 1, 10, 64, FLAT.record())
     model = Scorer(drafter)
@@ -261,10 +266,14 @@ def tied(seed: int, dtype: torch.dtype, vocab: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("vocab", [1, 2, 8, 300])
-def test_heads_drafts_are_those_of_the_heads(vocab: int, seed: int, dtype: torch.dtype) -> None:
+def test_heads_drafts_are_those_of_the_heads(dtype: torch.dtype) -> None:
     """Plain, with weights of zero, or by a uniform table of no text, the first drafts are `top_ids`, ties and all."""
+    for vocab, seed in itertools.product((1, 2, 8, 300), range(4)):
+        check_first_drafts(vocab, seed, dtype)
+
+
+def check_first_drafts(vocab: int, seed: int, dtype: torch.dtype) -> None:
+    """Of one drafter of each kind."""
     logits, top = tied(seed, dtype, vocab), min(vocab, 10)
     wanted = top_ids(logits, top)
     counts = NgramCounts(vocab)
@@ -297,11 +306,14 @@ def test_heads_scores_are_log_probabilities() -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("mapped", [False, True])
-def test_log_probability_equals_the_naive_one(seed: int, mapped: bool, source: str) -> None:
+def test_log_probability_equals_the_naive_one(source: str) -> None:
     """The softmax over candidates and other_logit, after the calibration map where there is one."""
-    case = random_case(seed, mapped=mapped, source=source)
+    for seed, mapped in itertools.product(range(4), (False, True)):
+        check_log_probability(random_case(seed, mapped=mapped, source=source), seed)
+
+
+def check_log_probability(case: Case, seed: int) -> None:
+    """Of random nodes of every depth."""
     model = Scorer(case.drafter)
     start = begin(case, model)
     for depth in range(case.drafter.depth):

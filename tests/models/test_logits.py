@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from drafters import answered, planted, prompts_of
+from random_trees import compile_parents
 from tiny import VOCAB, tiny_base
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from treeopt.models import logits as module
 from treeopt.models.logits import rows_at_once, top_ids
 from treeopt.texts.encode import Text
 from treeopt.tree import Tree
-from treeopt.verify.buffers import compile_parents, compile_tree
+from treeopt.verify.buffers import compile_tree
 
 ROWS = 12
 TREE = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 2), (0, 1, 0), (0, 0, 0, 1), (3,)])

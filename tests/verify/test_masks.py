@@ -7,12 +7,13 @@ import itertools
 import pytest
 import torch
 from helpers import random_tree
+from random_trees import compile_parents
 from tiny import WINDOW, tiny_base
 from torch import Tensor
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.tree import Tree
-from treeopt.verify.buffers import Buffers, compile_parents, compile_tree
+from treeopt.verify.buffers import Buffers, compile_tree
 from treeopt.verify.masks import Mask, TreeMasks
 from treeopt.verify.session import TreeForward
 

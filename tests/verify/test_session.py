@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import random_tree
+from random_trees import compile_parents
 from tiny import TREE_FAMILIES, VOCAB, WINDOW, random_heads, tiny_base
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.tree import ROOT, Tree
-from treeopt.verify.buffers import Buffers, compile_parents, compile_tree
+from treeopt.verify.buffers import Buffers, compile_tree
 from treeopt.verify.probe import check_trees
 from treeopt.verify.session import Session, TreeForward
 

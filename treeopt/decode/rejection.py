@@ -110,9 +110,9 @@ class _DrawnSession(ModelSession):
         """
         logits = self.advance()
         tokens, drawn_from = [], []
-        missing = max(0, self._proposer.vocab_size - logits.shape[-1])
+        missing = max(0, self.source.vocab_size - logits.shape[-1])
         for depth in range(count):
-            scores = pad(self._rule.scores(logits[:, : self._proposer.vocab_size]), (0, missing), value=-torch.inf)
+            scores = pad(self._rule.scores(logits[:, : self.source.vocab_size]), (0, missing), value=-torch.inf)
             if self._rule.temperature == 0:
                 top = best(scores)
                 surely = torch.where(top == NOT_A_NUMBER, torch.nan, 0.0).to(scores)
@@ -122,5 +122,5 @@ class _DrawnSession(ModelSession):
             if depth + 1 < count:
                 logits = self.follow(tokens[-1].clamp(min=0), depth)
         if (torch.stack(tokens) == NOT_A_NUMBER).any():
-            raise self._proposer.draft.not_finite("logits")
+            raise self.source.draft.not_finite("logits")
         return torch.stack(tokens, 1), torch.stack(drawn_from, 1)

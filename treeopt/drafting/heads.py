@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,16 +14,12 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.interface import (
     NO_CANDIDATE,
     NO_FLOATS,
-    AcceptedPart,
     Drafts,
     Expansion,
     Features,
     Floats,
     Ints,
-    Observed,
     ProposerSession,
-    SizeLimits,
-    ranks_by_name,
 )
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.ngram import HEAD_SOURCE, RecordProposer, check_drafter
@@ -74,26 +69,16 @@ class HeadsProposer:
 
 
 class HeadsSession(ProposerSession):
-    """Drafting by heads: static trees on the device alone, per-step trees by the probabilities on the host.
+    """Static trees and traces of heads; for per-step trees, `by_probability` has a session that stores the texts."""
 
-    Heads depend on the hidden states alone, so for static trees no text is stored.
-    """
+    name = HEAD_SOURCE
 
     def __init__(
-        self,
-        proposer: HeadsProposer,
-        texts: Sequence[Sequence[int]],
-        depth: int,
-        ends: Sequence[Sequence[int]] | None = None,
+        self, proposer: HeadsProposer, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None
     ) -> None:
         self._proposer, self._depth = proposer, depth
         self._given = texts, ends
         self._checked = False
-
-    @functools.cached_property
-    def _scored(self) -> ProposerSession:
-        texts, ends = self._given
-        return self._proposer.by_probability.start(texts, self._depth, ends)
 
     @functools.cached_property
     def _logits(self) -> Tensor:
@@ -104,17 +89,18 @@ class HeadsSession(ProposerSession):
         logits: Tensor = heads(self._states, self._proposer.base.lm_head, self._depth)
         return logits
 
+    @functools.cached_property
+    def _scored(self) -> ProposerSession:
+        """The session with probabilities, in which the current step has begun."""
+        texts, ends = self._given
+        session = self._proposer.by_probability.start(texts, self._depth, ends)
+        session.begin(self._roots, self._states)
+        return session
+
     def begin(self, roots: Tensor, states: Tensor) -> None:
         self._roots, self._states = roots, states
-        self.__dict__.pop("_logits", None)
-        self._begun = False
-
-    def _on_host(self) -> ProposerSession:
-        """The session of the host, with the current step begun."""
-        if not self._begun:
-            self._scored.begin(self._roots, self._states)
-            self._begun = True
-        return self._scored
+        for cached in ("_logits", "_scored"):
+            self.__dict__.pop(cached, None)
 
     def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
         if not tree.depth:
@@ -127,11 +113,8 @@ class HeadsSession(ProposerSession):
         candidates = torch.cat([roots[:, None], guesses.flatten(1)], dim=1)
         return Drafts(candidates.index_select(1, tree.tree_indices), tree)
 
-    def grow(self, roots: Tensor, states: Tensor, limits: SizeLimits) -> Drafts:
-        return self._scored.grow(roots, states, limits)
-
     def expand(self, nodes: int, depth: int) -> Expansion:
-        return self._on_host().expand(nodes, depth)
+        return self._scored.expand(nodes, depth)
 
     def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
         """As `ProposerSession.trace`; ranks are found on the device, without sorting."""
@@ -139,7 +122,7 @@ class HeadsSession(ProposerSession):
         ranks = [rank_of(logits, tokens[:, level]) for level, logits in enumerate(self._logits[: true.shape[1]])]
         found = torch.stack(ranks, dim=1).numpy(force=True).astype(np.int64)
         ranks_in = np.where(found < self._proposer.num_candidates, found, NO_CANDIDATE)
-        return ranks_in, self._on_host().trace(true, confidence=True)[1] if confidence else NO_FLOATS
+        return ranks_in, self._scored.trace(true, confidence=True)[1] if confidence else NO_FLOATS
 
     def candidates(self, true: Ints, count: int) -> Ints:
         """As `ProposerSession.candidates`; they do not depend on the true tokens."""
@@ -147,32 +130,8 @@ class HeadsSession(ProposerSession):
         tokens = top_ids(self._logits[: true.shape[1]], found).transpose(0, 1).numpy(force=True).astype(np.int64)
         return np.pad(tokens, ((0, 0), (0, 0), (0, count - found)), constant_values=-1)
 
-    def sources(self, true: Ints) -> list[list[dict[str, int]]]:
-        return ranks_by_name(self.trace(true)[0], HEAD_SOURCE)
-
     def features(self, true: Ints) -> Features:
-        return self._on_host().features(true)
-
-    def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor | None:
-        return None if self.static or not self._depth else self._scored.observe(states, logits)
-
-    def look(self, observed: Observed) -> None:
-        self._scored.look(observed)
-
-    def keep(self, kept: AcceptedPart) -> None:
-        if not self.static:
-            self._scored.keep(kept)
-
-    def select(self, rows: Sequence[int]) -> None:
-        if not self.static:
-            self._scored.select(rows)
-
-    def mark(self) -> Any:
-        return None if self.static else self._scored.mark()
-
-    def rewind(self, mark: Any) -> None:
-        if not self.static:
-            self._scored.rewind(mark)
+        return self._scored.features(true)
 
     def check_finite(self) -> None:
         largest = self._logits.flatten(1).amax(1)

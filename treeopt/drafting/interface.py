@@ -1,19 +1,4 @@
-"""The interface of drafters, which propose drafts for the nodes of a tree, both in tracing and in decoding.
-
-A `Proposer` is a drafter with the model that it drafts for. `start` opens a `ProposerSession` for the rows of a batch.
-Each step of a decoder makes these calls, all for all rows of the batch:
-
-    drafts = session.fill(roots, states, tree)       # the tokens of one tree's nodes, or
-    drafts = session.grow(roots, states, limits)     # for each row a tree of its likeliest nodes
-    ...
-    session.keep(kept)                               # the tokens that were accepted
-    observed = session.observe(states, logits)       # on the device: what the host needs of the next states
-    session.look(host_copy_of_observed)              # the caller transfers it with the result of the step
-
-Tracing makes every position of a finished text a row, calls `begin`, and looks up the tokens that follow (`trace`,
-`candidates`, `expand`). Candidates come from the same code, so the ranks in a trace are exactly those that the decoder
-uses.
-"""
+"""The interface of drafters, which propose drafts for the nodes of a tree, both in tracing and in decoding."""
 
 from __future__ import annotations
 
@@ -26,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from treeopt.errors import Code, TreeoptError
 from treeopt.verify.buffers import Buffers
 
 Ints = NDArray[np.int64]
@@ -34,13 +20,8 @@ Bools = NDArray[np.bool_]
 Observed = NDArray[np.int32]
 
 NO_CANDIDATE = 1 << 30  # rank of a token that is not a candidate
-DRAFTER = "drafter"  # the source of drafts of a `ProposerSession` that names no others
+DRAFTER = "drafter"  # the name of a drafter of the caller
 NO_FLOATS: Floats = np.zeros((0, 0), np.float32)
-
-
-def ranks_by_name(ranks: Ints, name: str) -> list[list[dict[str, int]]]:
-    """`ProposerSession.sources` of a drafter with one source, from its ranks int64 [B, L]."""
-    return [[{name: rank} if rank != NO_CANDIDATE else {} for rank in row] for row in ranks.tolist()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,13 +156,29 @@ class Proposer(Protocol):
 
 
 class ProposerSession(ABC):
-    """The drafting of a batch of texts in progress; see the module docstring.
+    """The drafting of a batch of texts in progress.
+
+    Each step of a decoder makes these calls, all for all rows of the batch:
+
+        drafts = session.fill(roots, states, tree)       # the tokens of one tree's nodes, or
+        drafts = session.grow(roots, states, limits)     # for each row a tree of its likeliest nodes
+        session.keep(kept)                               # the tokens that were accepted
+        observed = session.observe(states, logits)       # on the device: what the host needs of the next states
+        session.look(host_copy_of_observed)              # the caller transfers it with the result of the step
+
+    Tracing makes every position of a finished text a row, calls `begin`, and looks up the tokens that follow (`trace`,
+    `candidates`, `expand`). Candidates come from the same code, so the ranks in a trace are exactly those that the
+    decoder uses.
+
+    Two sessions do all this for drafters with logits: `kernel.session.KernelSession` where those of all levels are
+    known when a step begins, `model.ModelSession` where each level takes a forward. A drafter without probabilities
+    has static trees only, and defines `begin`, `fill` and what its texts need.
 
     Attributes:
-        static: whether only `fill` is called.
+        name: of the drafter, in messages and as the source of its drafts.
     """
 
-    static = False
+    name = DRAFTER
 
     @abstractmethod
     def begin(self, roots: Tensor, states: Tensor) -> None:
@@ -199,15 +196,14 @@ class ProposerSession(ABC):
         Where a node has fewer candidates than the tree has ranks, its children of larger ranks are void.
         """
 
-    @abstractmethod
     def grow(self, roots: Tensor, states: Tensor, limits: SizeLimits) -> Drafts:
         """Begin a step, and choose for each row the tree of its likeliest nodes; all rows have the largest size."""
+        raise static_only(self.name, "chosen per step")
 
-    @abstractmethod
     def expand(self, nodes: int, depth: int) -> Expansion:
         """The `nodes` - 1 likeliest drafts of each row, at most `depth` levels deep; all where there are fewer."""
+        raise static_only(self.name, "chosen per step")
 
-    @abstractmethod
     def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
         """Follow the true tokens of each row.
 
@@ -219,41 +215,28 @@ class ProposerSession(ABC):
             int64 [B, L], the rank of each among the candidates of its level; `NO_CANDIDATE` if it is not one. And
             float32 [B, L], log of the estimated probability of each level's best candidate, or [0, 0].
         """
+        raise static_only(self.name, "traced")
 
-    @abstractmethod
     def candidates(self, true: Ints, count: int) -> Ints:
-        """The best candidates of each level after the true tokens.
-
-        Args:
-            true: as for `trace`.
-            count: R.
-
-        Returns:
-            int64 [B, L, R], the token of rank r in column r; -1 where there are fewer candidates.
-        """
+        """int64 [B, L, R]: the best R candidates of each level after the true tokens; -1 where there are fewer."""
+        raise static_only(self.name, "traced")
 
     def sources(self, true: Ints) -> list[list[dict[str, int]]]:
-        """Follow the true tokens of each row: for each level the sources that have the true token as a candidate.
+        """For each row and level by name the sources that have the true token, with its rank in their own lists.
 
-        Args:
-            true: as for `trace`.
-
-        Returns:
-            For each row and level, by name the rank of the token in the source's own list; see
-            `treeopt.drafting.trace`. Empty beyond the end of the text.
+        Empty beyond the end of the text. `treeopt.drafting.trace.draft_sources` lists the names.
         """
-        return ranks_by_name(self.trace(true)[0], DRAFTER)
+        ranks = self.trace(true)[0].tolist()
+        return [[{self.name: rank} if rank != NO_CANDIDATE else {} for rank in row] for row in ranks]
 
-    @abstractmethod
     def features(self, true: Ints) -> Features:
         """The terms of the candidates' scores after the true tokens int64 [B, depth], for fitting the weights."""
+        raise static_only(self.name, "traced")
 
     def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor | None:
         """On the device, int32 [B, n]: what the host needs of the states of the next step; None if nothing.
 
-        Args:
-            states: float [B, d].
-            logits: float [B, V], the base's logits at these states, if known.
+        `logits` [B, V] are the base's at these states, if known.
         """
         return None
 
@@ -275,3 +258,13 @@ class ProposerSession(ABC):
 
     def check_finite(self) -> None:  # noqa: B027 - others check what they read on the host
         """Raise E504 where scores of the current step are not finite."""
+
+
+def static_only(name: str, done: str) -> TreeoptError:
+    """The error of a call that needs probabilities, or the state before a position that is not the last one."""
+    return TreeoptError(
+        Code.DRAFTER_MISMATCH,
+        f"trees of {name} cannot be {done}",
+        why="its candidates have ranks and no probabilities, and depend on all steps before",
+        fix="a static tree, such as token_recycling of `treeopt list`",
+    )

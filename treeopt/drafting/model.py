@@ -7,7 +7,6 @@ text; per-step trees are expanded as in decoding, from a copy of the cache for e
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import (
-    AcceptedPart,
     Bools,
     Drafts,
     Expansion,
@@ -25,18 +23,17 @@ from treeopt.drafting.interface import (
     Floats,
     Ints,
     Observed,
-    ProposerSession,
     SizeLimits,
 )
-from treeopt.drafting.kernel.data import MAX_PARENTS, Record, num_candidates, record_arrays
-from treeopt.drafting.kernel.session import KernelRows
-from treeopt.drafting.kernel.trees import NO_TOKEN, Grown, Ranked
-from treeopt.drafting.ngram import check_drafter, top_logprobs
+from treeopt.drafting.kernel.data import MAX_PARENTS, KernelSource
+from treeopt.drafting.kernel.session import KernelRows, top_logprobs
+from treeopt.drafting.kernel.trees import NO_TOKEN, Grown, Ranked, rank_rows
+from treeopt.drafting.ngram import check_drafter
 from treeopt.models.base import Base
 from treeopt.models.compatibility import check_draft
 from treeopt.models.logits import rows_at_once
 from treeopt.verify.buffers import Buffers
-from treeopt.verify.levels import LevelSession, StaticLevel, static_levels
+from treeopt.verify.levels import LevelSession, static_levels
 from treeopt.verify.probe import check_trees
 from treeopt.verify.session import pick
 
@@ -45,7 +42,7 @@ _WHOLE_TEXT = 1 << 30  # tokens
 _PIECE = 512  # tokens of a text that are run at once
 
 
-class ModelProposer:
+class ModelProposer(KernelSource):
     """A draft model as a drafter.
 
     Args:
@@ -64,29 +61,16 @@ class ModelProposer:
         check_draft(base, draft)
         check_drafter(drafter, base, None, draft)
         check_trees(draft)
-        self.base, self.draft, self.drafter = base, draft, drafter
-        self.depth = drafter.depth
-        self.vocab_size = base.vocab_size
-        self.num_candidates = num_candidates(drafter, base.vocab_size)
         read = drafter.top if drafter.ngram_table is None else drafter.top_logprobs or base.vocab_size
-        self.known = min(base.vocab_size, draft.vocab_size, max(drafter.top, read))
+        known = min(base.vocab_size, draft.vocab_size, max(drafter.top, read))
+        super().__init__(drafter, base.vocab_size, known, DRAFT_MODEL_SOURCE, f"the model {draft.name}")
+        self.base, self.draft = base, draft
         self.rows_at_once = rows_at_once(draft.vocab_size, MAX_PARENTS)
-        self.logits_name = DRAFT_MODEL_SOURCE
-        self.logits_of = f"the model {draft.name}"
-        self._levels: tuple[Buffers, list[StaticLevel]] | None = None
         self._along: tuple[list[list[int]], Observed] | None = None
-
-    @functools.cached_property
-    def record(self) -> Record:
-        """The arrays of the record."""
-        return record_arrays(self.drafter)
 
     def start(
         self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
     ) -> ModelSession:
-        from treeopt.drafting.kernel.compiled import note_compilation
-
-        note_compilation()
         return ModelSession(self, texts, depth) if ends is None else TracedModel(self, texts, depth, ends)
 
     def pack(self, logits: Tensor) -> Observed:
@@ -109,9 +93,7 @@ class ModelProposer:
     def _pass(self, texts: Sequence[Sequence[int]]) -> Observed:
         """One pass over the texts, a few tokens at a time."""
         session, longest = LevelSession(self.draft, len(texts)), max(map(len, texts))
-        padded = np.zeros((len(texts), longest), np.int64)
-        for row, text in zip(padded, texts, strict=True):
-            row[: len(text)] = text
+        padded = _padded(texts)
         at_once = min(_PIECE, rows_at_once(self.draft.vocab_size, len(texts)))
         parts = []
         for first in range(0, longest, at_once):
@@ -120,23 +102,19 @@ class ModelProposer:
             session.keep([first + part.shape[1]] * len(texts))
         return np.concatenate(parts, axis=1)
 
-    def levels(self, tree: Buffers) -> list[StaticLevel]:
-        """The levels of a static tree; those of the last tree are stored."""
-        known = self._levels
-        if known is None or known[0] is not tree:
-            self._levels = known = tree, static_levels(tree, self.draft.device)
-        return known[1]
+
+def _padded(rows: Sequence[Sequence[int] | Ints]) -> Ints:
+    """int64 [B, n] of rows of tokens, then zeros."""
+    padded: Ints = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    for row, values in zip(padded, rows, strict=True):
+        row[: len(values)] = values
+    return padded
 
 
-class ModelSession(ProposerSession):
-    """Drafting of a batch by a draft model.
+class ModelSession(KernelRows):
+    """Drafting of a batch by a draft model; arguments as `KernelRows`."""
 
-    Args:
-        proposer: the drafter.
-        texts: as for `Proposer.start`.
-        depth: levels of each step.
-        ends: as for `Proposer.start`.
-    """
+    source: ModelProposer
 
     def __init__(
         self,
@@ -145,9 +123,8 @@ class ModelSession(ProposerSession):
         depth: int,
         ends: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        self._proposer, self._depth = proposer, depth
-        self._host = KernelRows(proposer, texts, depth, ends)
-        self._texts = LevelSession(proposer.draft, len(texts))
+        super().__init__(proposer, texts, depth, ends)
+        self._model = LevelSession(proposer.draft, len(texts))
         if ends is None:
             self._prefill([text[:-1] for text in texts])
 
@@ -158,32 +135,47 @@ class ModelSession(ProposerSession):
 
     def _append(self, tokens: Sequence[Sequence[int] | Ints], *, logits_to_keep: int = 0) -> Tensor:
         """Append tokens to each text; logits as by `LevelSession.append`."""
-        counts = [len(row) for row in tokens]
-        padded = np.zeros((len(counts), max(counts)), np.int64)
-        for row, values in zip(padded, tokens, strict=True):
-            row[: len(values)] = values
-        logits = self._texts.append(self._proposer.ids(padded), logits_to_keep=logits_to_keep)
-        self._texts.keep([length + count for length, count in zip(self._texts.lengths, counts, strict=True)])
+        logits = self._model.append(self.source.ids(_padded(tokens)), logits_to_keep=logits_to_keep)
+        self._model.keep([length + len(row) for length, row in zip(self._model.lengths, tokens, strict=True)])
         return logits
 
     def begin(self, roots: Tensor, states: Tensor) -> None:
-        self._root = self._proposer.pack(self.advance()[:, None])
+        self._root = self.source.pack(self.advance()[:, None])
 
     def advance(self) -> Tensor:
         """Run the new tokens of the texts; logits [B, V_draft] after each root."""
         # The root is run again where a step is begun twice.
-        cached = [min(length, end - 1) for length, end in zip(self._texts.lengths, self._host.ends, strict=True)]
-        self._texts.keep(cached)
-        new = self._host.after(cached)
+        cached = [min(length, end - 1) for length, end in zip(self._model.lengths, self._end.tolist(), strict=True)]
+        self._model.keep(cached)
+        new = self.after(cached)
         return pick(self._append(new), [len(tokens) - 1 for tokens in new])
+
+    def after(self, first: Sequence[int]) -> list[Ints]:
+        """For each row its tokens from a place on, the root the last; `first` is that place."""
+        rows = zip(self._text.tolist(), first, self._end.tolist(), strict=True)
+        return [self._texts.tokens[text, start:end] for text, start, end in rows]
 
     def follow(self, tokens: Tensor, depth: int) -> Tensor:
         """Run one more token of a chain below each root, int64 [B], with `depth` others before it; logits [B, V]."""
-        device = self._proposer.draft.device
+        device = self.source.draft.device
         depths = torch.arange(depth + 1, device=device)[None]
         visible = torch.ones(1, 1, depth + 1, dtype=torch.bool, device=device)
-        ids = tokens.to(device).clamp(0, self._proposer.draft.vocab_size - 1)
-        return self._texts.extend(ids[:, None], depths, visible)[:, 0]
+        ids = tokens.to(device).clamp(0, self.source.draft.vocab_size - 1)
+        return self._model.extend(ids[:, None], depths, visible)[:, 0]
+
+    def rank(self, seen: Observed, paths: Ints, most: int) -> Ranked:
+        """Rank the candidates of n nodes of one depth by the draft model's logits after each of them.
+
+        Args:
+            seen: int32 [B, n, 2 K + 1], `top_logprobs` of the logits.
+            paths: int64 [B, n, depth], each node's drafts, the first level first.
+            most: M, the number of candidates that are needed of each node.
+        """
+        self.set_step(seen)
+        shape = (*paths.shape[:2], most)
+        ranked = Ranked(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
+        self.in_threads(lambda kernel, part: rank_rows(kernel, *part, paths, ranked))
+        return ranked
 
     def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
         self.begin(roots, states)
@@ -191,18 +183,18 @@ class ModelSession(ProposerSession):
         paths: Ints = np.zeros((rows, 1, 0), np.int64)
         lost = np.zeros((rows, 1), np.bool_)  # of the parents
         tokens: list[Ints] = []
-        void: list[np.ndarray] = []
-        for level in self._proposer.levels(tree):
+        void: list[Bools] = []
+        for level in static_levels(tree, self.source.draft.device):
             of, most = level.of, int(level.of.ranks.max()) + 1
-            ranked = self._host.rank(seen, paths, most)
+            ranked = self.rank(seen, paths, most)
             tokens.append(ranked.tokens[:, of.parents, of.ranks])
             void.append(np.isneginf(ranked.log_probability[:, of.parents, of.ranks]) | lost[:, of.parents])
             if len(of.inner):
                 inner = tokens[-1][:, of.inner]
                 paths = np.concatenate([paths[:, of.parents[of.inner]], inner[:, :, None]], axis=2)
                 lost = void[-1][:, of.inner]
-                logits = self._texts.extend(self._proposer.ids(inner), level.depths, level.visible)
-                seen = self._proposer.pack(logits)
+                logits = self._model.extend(self.source.ids(inner), level.depths, level.visible)
+                seen = self.source.pack(logits)
         if not tokens:
             return Drafts(roots[:, None], tree)
         drafts = torch.from_numpy(np.concatenate(tokens, axis=1)).to(roots.device)
@@ -216,67 +208,61 @@ class ModelSession(ProposerSession):
         self.begin(roots, states)
         grown = self._grown(limits.sizes[-1], limits.depth).grown(limits)
         nodes = min(int(grown.size.max()), int(grown.drafts.max()) + 1)
-        return self._host.compile(grown, nodes, limits.depth, roots)
+        return self.compile(grown, nodes, limits.depth, roots)
 
     def _grown(self, nodes: int, depth: int) -> GrownLevels:
         """The likeliest nodes of each row's tree, a level at a time."""
-        device = self._proposer.draft.device
-        grown = GrownLevels(len(self._host.ends), nodes, self._proposer.num_candidates)
-        grown.add(self._host.rank(self._root, grown.paths, grown.most))
+        device = self.source.draft.device
+        grown = GrownLevels(len(self._end), nodes, self.source.num_candidates)
+        grown.add(self.rank(self._root, grown.paths, grown.most))
         while grown.depth < depth and grown.expand():
             new = torch.from_numpy(grown.visible).to(device)
             depths = torch.from_numpy(grown.depths_of_parents).to(device)
-            logits = self._texts.extend(self._proposer.ids(grown.tokens_of_parents), depths, new)
-            grown.add(self._host.rank(self._proposer.pack(logits), grown.paths, grown.most))
+            logits = self._model.extend(self.source.ids(grown.tokens_of_parents), depths, new)
+            grown.add(self.rank(self.source.pack(logits), grown.paths, grown.most))
         return grown
 
     def expand(self, nodes: int, depth: int) -> Expansion:
         return self._grown(nodes, depth).expansion()
 
     def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
-        self._host.set_step(self._after_true(true[:, :-1]))
-        return self._host.trace(true, confidence=confidence)
+        self.set_step(self._after_true(true[:, :-1]))
+        return super().trace(true, confidence=confidence)
 
     def candidates(self, true: Ints, count: int) -> Ints:
-        self._host.set_step(self._after_true(true[:, :-1]))
-        return self._host.candidates(true, count)
+        self.set_step(self._after_true(true[:, :-1]))
+        return super().candidates(true, count)
 
     def sources(self, true: Ints) -> list[list[dict[str, int]]]:
-        self._host.set_step(self._after_true(true[:, :-1]))
-        return self._host.sources(true)
+        self.set_step(self._after_true(true[:, :-1]))
+        return super().sources(true)
 
     def features(self, true: Ints) -> Features:
-        self._host.set_step(self._after_true(true))
-        return self._host.features(true)
+        self.set_step(self._after_true(true))
+        return super().features(true)
 
     def _after_true(self, true: Ints) -> Observed:
         """`ModelProposer.pack` after each root and after each true token [B, n] below it: int32 [B, n + 1, 2 K + 1]."""
         if not true.shape[1]:
             return self._root
-        self._texts.keep(self._texts.lengths)  # nodes of a tree before
-        below = self._proposer.pack(self._texts.append(self._proposer.ids(true)))
-        self._texts.keep(self._texts.lengths)  # the tokens are not text yet
+        self._model.keep(self._model.lengths)  # nodes of a tree before
+        below = self.source.pack(self._model.append(self.source.ids(true)))
+        self._model.keep(self._model.lengths)  # the tokens are not text yet
         along: Observed = np.concatenate([self._root, below], axis=1)
         return along
 
-    def keep(self, kept: AcceptedPart) -> None:
-        self._host.keep(kept)
-
     def select(self, rows: Sequence[int]) -> None:
-        self._host.select(rows)
-        self._texts.select(rows)
-
-    def mark(self) -> Any:
-        return self._host.mark()
+        super().select(rows)
+        self._model.select(rows)
 
     def rewind(self, mark: Any) -> None:
         """As `ProposerSession.rewind`. The last tokens are run again, as many as a step can have accepted before.
 
         So a step that is timed again and again does what a step of decoding does, at its most.
         """
-        self._host.rewind(mark)
-        lengths = zip(self._texts.lengths, self._host.ends, strict=True)
-        self._texts.keep([max(0, min(length, end - 1 - self._depth)) for length, end in lengths])
+        super().rewind(mark)
+        lengths = zip(self._model.lengths, self._end.tolist(), strict=True)
+        self._model.keep([max(0, min(length, end - 1 - self.depth)) for length, end in lengths])
 
 
 class TracedModel(ModelSession):
@@ -287,23 +273,21 @@ class TracedModel(ModelSession):
     ) -> None:
         super().__init__(proposer, texts, depth, ends)
         self._given = texts
-        self._of_text = np.repeat(np.arange(len(texts)), [len(one) for one in ends])
-        self._ends: Ints = np.array([end for one in ends for end in one], np.int64)
         # Beyond the end of a text the last logits are repeated; no token follows there.
-        last = np.array([len(text) - 1 for text in texts])[self._of_text, None]
-        places = np.minimum(self._ends[:, None] - 1 + np.arange(depth), last)
-        self._seen = proposer.along(texts)[self._of_text[:, None], places]
+        last = np.array([len(text) - 1 for text in texts])[self._text, None]
+        places = np.minimum(self._end[:, None] - 1 + np.arange(depth), last)
+        self._seen = proposer.along(texts)[self._text[:, None], places]
 
     def begin(self, roots: Tensor, states: Tensor) -> None:
-        self._host.set_step(self._seen)
+        self.set_step(self._seen)
         self._root = self._seen[:, :1]
 
     def expand(self, nodes: int, depth: int) -> Expansion:
-        self._texts.keep([0] * len(self._texts.lengths))
-        if len(self._texts.lengths) != len(self._given):
-            self._texts = LevelSession(self._proposer.draft, len(self._given))
+        self._model.keep([0] * len(self._model.lengths))
+        if len(self._model.lengths) != len(self._given):
+            self._model = LevelSession(self.source.draft, len(self._given))
         self._prefill(self._given)
-        self._texts.branch(self._of_text.tolist(), self._ends.tolist())
+        self._model.branch(self._text.tolist(), self._end.tolist())
         return super().expand(nodes, depth)
 
     def _after_true(self, true: Ints) -> Observed:
@@ -313,6 +297,9 @@ class TracedModel(ModelSession):
 
 class GrownLevels:
     """The likeliest nodes of B rows. `add` takes a level's candidates, `expand` chooses the parents of the next one.
+
+    The nodes are those of `treeopt.drafting.kernel.trees.grow_row`, which grows the same tree node by node: at each
+    depth the likeliest nodes become parents, at most `MAX_PARENTS`, unless N others are likelier (EAGLE-2).
 
     Args:
         rows: B.

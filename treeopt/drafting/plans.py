@@ -72,9 +72,7 @@ class StaticTree:
         self.nodes, self.depth, self.window = self.tree.nodes, self.tree.depth, proposer.window
 
     def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
-        session = self.proposer.start(texts, self.depth)
-        session.static = True
-        return session
+        return self.proposer.start(texts, self.depth)
 
     def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
         return session.fill(roots, states, self.compiled)
@@ -91,7 +89,7 @@ class PerStepTrees:
     tree = None
 
     def __init__(self, proposer: Proposer, policy: TreePolicy) -> None:
-        self.proposer = proposer
+        self.proposer = proposer.by_probability if isinstance(proposer, HeadsProposer) else proposer
         self.nodes, self.window = policy.nodes, proposer.window
         self.depth = min(policy.depth, proposer.depth)
         self._limits = SizeLimits(policy.sizes, tuple(cost for _, cost in policy.size_cost), self.depth)

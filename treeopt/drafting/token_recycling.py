@@ -1,13 +1,7 @@
-"""Token Recycling (arXiv:2408.08696): each token's successors are those that the model itself last found likely there.
+"""Token Recycling (arXiv:2408.08696): a token's successors are those that the model itself last found likely there.
 
-A matrix holds K successors of every token. After each verification the row of every node's token is overwritten with
-the K likeliest tokens of the logits after that node, whether the node was accepted or not. A node of rank r gets
-successor r of its parent's token. The tree is the same at every step. Nothing is trained.
-
-Where a token is at several nodes of a step, an accepted node counts, and of several the last: the deepest. (The code
-release takes the last of all nodes, in the order of the device. The two differ little: docs/benchmarks.md.)
-
-All texts of one `TokenRecycling` share its matrix, so later texts begin with what earlier ones left there.
+A matrix holds K successors of every token. After each verification the row of every node's token, accepted or not, is
+overwritten with the K likeliest tokens of the logits after that node. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -18,31 +12,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeopt.drafter import LEVELS
-from treeopt.drafting.interface import (
-    AcceptedPart,
-    Drafts,
-    Expansion,
-    Features,
-    Floats,
-    Ints,
-    ProposerSession,
-    SizeLimits,
-)
-from treeopt.errors import Code, TreeoptError
+from treeopt.defaults import LEVELS
+from treeopt.drafting.interface import AcceptedPart, Drafts, ProposerSession, static_only
 from treeopt.models.base import Base
 from treeopt.models.logits import top_ids
 from treeopt.tree import ROOT
-from treeopt.verify.buffers import Buffers
+from treeopt.verify.buffers import Buffers, once_a_tree
 
 SUCCESSORS = 8  # K of the paper
 NAME = "token recycling"
 
 
 class TokenRecycling:
-    """Token Recycling as a drafter of static trees.
+    """Token Recycling as a drafter of static trees: a node of rank r gets successor r of its parent's token.
 
-    Logits of the prompt are not recycled, because the prefill computes those of the last token alone.
+    Logits of the prompt are not recycled, because the prefill computes those of the last token alone. All texts of one
+    `TokenRecycling` share its matrix, so later texts begin with what earlier ones left there.
 
     Args:
         base: the base model.
@@ -62,17 +47,19 @@ class TokenRecycling:
         self.num_candidates = min(successors, base.vocab_size)
         self.depth = depth
         self.matrix = torch.arange(self.num_candidates, device=base.device).repeat(base.vocab_size, 1)
-        self._shape: tuple[Buffers, list[tuple[Tensor, Tensor]]] | None = None
 
     def start(
         self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
     ) -> TokenRecyclingSession:
         if ends is not None:
-            raise _static_only("traced")
+            raise static_only(NAME, "traced")
         return TokenRecyclingSession(self)
 
     def store(self, tokens: Tensor, successors: Tensor, accepted: Tensor) -> None:
-        """Overwrite rows of the matrix. Of equal tokens an accepted one counts, and of several the last.
+        """Overwrite rows of the matrix. Of equal tokens an accepted one counts, and of several the last: the deepest.
+
+        (The paper's code takes the last of all nodes, in the order of the device; they differ little:
+        docs/benchmarks.md.)
 
         Args:
             tokens: int64 [n].
@@ -84,18 +71,10 @@ class TokenRecycling:
         counts = torch.where(tokens[:, None] == tokens, order, -1).argmax(1)
         self.matrix[tokens] = successors[counts]
 
-    def shape(self, tree: Buffers) -> list[tuple[Tensor, Tensor]]:
-        """For each depth int64 [n], the index of each draft's parent in the depth above, and each draft's rank.
 
-        Those of the last tree are stored.
-        """
-        known = self._shape
-        if known is None or known[0] is not tree:
-            self._shape = known = tree, _shape_of(tree)
-        return known[1]
-
-
-def _shape_of(tree: Buffers) -> list[tuple[Tensor, Tensor]]:
+@once_a_tree
+def _levels_of(tree: Buffers) -> list[tuple[Tensor, Tensor]]:
+    """For each depth int64 [n], the index of each draft's parent in the depth above, and each draft's rank."""
     inner, found = np.zeros(1, np.int64), []
     for level in tree.levels:
         parents, ranks = (torch.from_numpy(array) for array in (inner[level.parents], level.ranks))
@@ -107,6 +86,8 @@ def _shape_of(tree: Buffers) -> list[tuple[Tensor, Tensor]]:
 class TokenRecyclingSession(ProposerSession):
     """Drafting for the rows of a batch; all state is the matrix of the drafter. Nothing is transferred to the host."""
 
+    name = NAME
+
     def __init__(self, proposer: TokenRecycling) -> None:
         self._proposer = proposer
 
@@ -116,7 +97,7 @@ class TokenRecyclingSession(ProposerSession):
     def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
         successors, width = self._proposer.matrix.flatten(), self._proposer.num_candidates
         levels = [roots[:, None]]
-        for parents, ranks in self._proposer.shape(tree):
+        for parents, ranks in _levels_of(tree):
             levels.append(successors[levels[-1].index_select(1, parents) * width + ranks])
         return Drafts(torch.cat(levels, dim=1), tree)
 
@@ -131,28 +112,3 @@ class TokenRecyclingSession(ProposerSession):
 
     def rewind(self, mark: Tensor) -> None:
         self._proposer.matrix.copy_(mark)
-
-    def grow(self, roots: Tensor, states: Tensor, limits: SizeLimits) -> Drafts:
-        raise _static_only("chosen per step")
-
-    def expand(self, nodes: int, depth: int) -> Expansion:
-        raise _static_only("chosen per step")
-
-    def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
-        raise _static_only("traced")
-
-    def candidates(self, true: Ints, count: int) -> Ints:
-        raise _static_only("traced")
-
-    def features(self, true: Ints) -> Features:
-        raise _static_only("traced")
-
-
-def _static_only(done: str) -> TreeoptError:
-    """The error of calls that need probabilities, or the state before a position that is not the last one."""
-    return TreeoptError(
-        Code.DRAFTER_MISMATCH,
-        f"trees of {NAME} cannot be {done}",
-        why="its successors have ranks and no probabilities, and depend on all steps before",
-        fix="a static tree, such as token_recycling of `treeopt list`",
-    )

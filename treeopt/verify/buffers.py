@@ -1,22 +1,13 @@
-"""The compiled tree: the tensors that `treeopt compile` writes, and that the decoder verifies and accepts with.
-
-Example, the tree {(0,), (1,), (0, 0)} with top_k 2; nodes are the root and these paths in this order:
-    attention_mask    1 0 0 0    row: a node; columns: what it attends to, its ancestors and itself
-                      1 1 0 0
-                      1 0 1 0
-                      1 1 0 1
-    position_ids      0 1 1 2
-    tree_indices      0 1 2 3    into [root, head 1's rank 0, 1, head 2's rank 0, 1]
-    retrieve_indices  0 2 -1     one row for each leaf: the nodes from the root to it
-                      0 1  3
-"""
+"""The compiled tree: the tensors that `treeopt compile` writes, and that the decoder verifies and accepts with."""
 
 from __future__ import annotations
 
 import functools
 import os
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +23,7 @@ from treeopt.tree import MAX_DEPTH, MAX_RANK, ROOT, Tree
 PAD = -1  # in `retrieve_indices` and `paths`, beyond the end of a short path
 MEDUSA_TOP_K = 10  # guesses of each head in the original code, for every tree
 MAX_NODES = 1 << 15  # the mask of a larger tree takes more than a gigabyte
+Made = TypeVar("Made")
 BUFFER_NAMES = ("attention_mask", "position_ids", "tree_indices", "retrieve_indices")
 
 
@@ -39,9 +31,9 @@ BUFFER_NAMES = ("attention_mask", "position_ids", "tree_indices", "retrieve_indi
 class Buffers:
     """A compiled tree of N nodes (root counted), L leaves and depth D, or one such tree for each of B rows.
 
-    `compile_tree` makes the tensors of one tree, `compile_parents` those of a tree for each row of a batch. The latter
-    have a leading dimension B, and `retrieve_indices` has one row for each node instead of each leaf, so that its shape
-    does not depend on values on the device.
+    `compile_tree` makes the tensors of one tree. Those of trees chosen per step, one for each row, are made with their
+    tokens (`treeopt.drafting.kernel.trees.compile_rows`): they have a leading dimension B, and `retrieve_indices` has
+    one row for each node instead of each leaf, so that its shape depends on the number of nodes alone.
 
     Args:
         attention_mask: bool [N, N] or [B, N, N], True where the row's node attends to the column's.
@@ -95,20 +87,41 @@ class Buffers:
     def levels(self) -> tuple[TreeLevel, ...]:
         """The drafts of one tree by depth, on the host."""
         assert not self.per_row, "one tree has levels, a batch of trees has none"
-        return _levels(self)
+        depths, parents = self.position_ids.numpy(force=True), self.parents.numpy(force=True)
+        has_children = np.zeros(len(depths), np.bool_)
+        has_children[parents[1:]] = True
+        number = np.zeros(len(depths), np.int64)  # index of each inner node among those of its depth
+        levels = []
+        for depth in range(1, int(depths.max()) + 1):
+            nodes = np.flatnonzero(depths == depth)
+            inner = np.flatnonzero(has_children[nodes])
+            levels.append(TreeLevel(number[parents[nodes]], self.ranks[nodes], inner))
+            number[nodes[inner]] = np.arange(len(inner))
+        return tuple(levels)
+
+    @functools.cached_property
+    def ranks(self) -> np.ndarray:
+        """int64 [N], the rank of each node of one tree, on the host; that of the root has no meaning."""
+        ranks: np.ndarray = (self.tree_indices.numpy(force=True) - 1) % max(self.top_k, 1)
+        return ranks
 
     def tree(self) -> Tree:
-        """The tree of these tensors, by `tree_indices` and `retrieve_indices`.
+        """The tree of these tensors: read from the indices and compiled again, it must give all of them.
 
         Raises:
             TreeoptError: E103 where they are not those of a tree.
         """
-        fault = self._layout_fault() or self._path_fault()
-        if fault:
-            raise TreeoptError(Code.TREE_INVALID, f"not a compiled tree: {fault}", fix="treeopt.compile_tree")
-        ranks = ((self.tree_indices - 1) % max(self.top_k, 1)).tolist()
-        rows = [[node for node in path[1:] if node != PAD] for path in self.paths.tolist()[1:]]
-        return Tree(tuple(tuple(ranks[node] for node in path) for path in rows))
+        fault = self._layout_fault() or self._rows_fault()
+        if not fault:
+            try:
+                tree = Tree(self._rank_paths())
+            except TreeoptError as error:
+                fault = error.what.removeprefix("not a tree: ")
+            else:
+                fault = self._difference(compile_ranks(tree))
+                if not fault:
+                    return tree
+        raise TreeoptError(Code.TREE_INVALID, f"not a compiled tree: {fault}", fix="treeopt.compile_tree")
 
     def _layout_fault(self) -> str:
         """The shape or dtype that no compiled tree has; empty where there is none."""
@@ -128,23 +141,33 @@ class Buffers:
                 return f"{name} is {tensor.dtype} {list(tensor.shape)}, not {dtype} {list(shape)}"
         return ""
 
-    def _path_fault(self) -> str:
-        """How the indices contradict each other; empty where each node has one parent, depth and rank."""
-        rows, depths, indices = self.retrieve_indices, self.position_ids, self.tree_indices
-        on_path = rows != PAD
+    def _rows_fault(self) -> str:
+        """Whether `retrieve_indices` are not those of all nodes, or of others; empty where they are not."""
+        rows = self.retrieve_indices
         if not ((rows >= PAD) & (rows < self.nodes)).all():
             return f"retrieve_indices are not from {PAD} to {self.nodes - 1}"
-        columns = torch.arange(self.depth + 1, device=rows.device).expand(rows.shape)
-        if not torch.equal(depths[rows[on_path]], columns[on_path]) or len(torch.unique(rows[on_path])) < self.nodes:
-            return "position_ids are not the columns of the nodes in retrieve_indices"
-        above = self.parents[rows[:, 1:]] == rows[:, :-1]
-        if not above[on_path[:, 1:]].all():
-            return "retrieve_indices give a node two parents"
-        top_k = max(self.top_k, 1)
-        if indices[ROOT] != ROOT or not torch.equal((indices - 1).div(top_k, rounding_mode="floor"), depths - 1):
-            return f"tree_indices are not those of the nodes' depths, with top_k {self.top_k}"
-        largest = int(((indices[1:] - 1) % top_k).max()) if self.nodes > 1 else -1
-        return "" if self.top_k == largest + 1 else f"top_k is {self.top_k}, and the largest rank is {largest}"
+        return "" if len(torch.unique(rows[rows != PAD])) == self.nodes else "retrieve_indices lack a node"
+
+    def _rank_paths(self) -> tuple[tuple[int, ...], ...]:
+        """The path of each node but the root, by the first row with it."""
+        ranks = ((self.tree_indices - 1) % max(self.top_k, 1)).tolist()
+        found: dict[int, tuple[int, ...]] = {}
+        for row in self.retrieve_indices.tolist():
+            for column, node in enumerate(row):
+                if node not in found:
+                    found[node] = tuple(ranks[above] for above in row[1 : column + 1])
+        return tuple(found[node] for node in range(1, self.nodes))
+
+    def _difference(self, right: Buffers) -> str:
+        """The first number that is not that of `right`; empty where there is none."""
+        for name in BUFFER_NAMES:
+            wrong, tensor = getattr(self, name).numpy(force=True), getattr(right, name).numpy()
+            if wrong.shape != tensor.shape:
+                return f"{name} is {list(wrong.shape)}, its tree's is {list(tensor.shape)}"
+            if (differs := wrong != tensor).any():
+                place = tuple(map(int, np.unravel_index(differs.argmax(), differs.shape)))
+                return f"{name}{list(place)} is {wrong[place]}, its tree's is {tensor[place]}"
+        return "" if self.top_k == right.top_k else f"top_k is {self.top_k}, its tree's is {right.top_k}"
 
     def paths_to(self, nodes: Tensor) -> Tensor:
         """int64 [B, D+1]: the path to one node of each row, `nodes` int64 [B]."""
@@ -229,23 +252,33 @@ class TreeLevel:
     inner: np.ndarray
 
 
-def _levels(tree: Buffers) -> tuple[TreeLevel, ...]:
-    depths, parents = tree.position_ids.numpy(force=True), tree.parents.numpy(force=True)
-    ranks = (tree.tree_indices.numpy(force=True) - 1) % max(tree.top_k, 1)
-    has_children = np.zeros(len(depths), np.bool_)
-    has_children[parents[1:]] = True
-    number = np.zeros(len(depths), np.int64)  # index of each inner node among those of its depth
-    levels = []
-    for depth in range(1, int(depths.max()) + 1):
-        nodes = np.flatnonzero(depths == depth)
-        inner = np.flatnonzero(has_children[nodes])
-        levels.append(TreeLevel(number[parents[nodes]], ranks[nodes], inner))
-        number[nodes[inner]] = np.arange(len(inner))
-    return tuple(levels)
+def once_a_tree(make: Callable[..., Made]) -> Callable[..., Made]:
+    """Keep what a function makes of a tree (and of its other arguments) as long as that tree lives."""
+    known: weakref.WeakKeyDictionary[Buffers, dict[Any, Made]] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(make)
+    def get(tree: Buffers, *others: Any) -> Made:
+        made = known.setdefault(tree, {})
+        if others not in made:
+            made[others] = make(tree, *others)
+        return made[others]
+
+    return get
 
 
 def compile_tree(tree: GivenTree, device: torch.device | str = "cpu") -> Buffers:
-    """The tensors of a tree, such as `[[0], [0, 0], [1]]`; see the example of the module.
+    """The tensors of a tree, such as `[[0], [0, 0], [1]]`.
+
+    Of the tree {(0,), (1,), (0, 0)}, whose nodes are the root and these paths in this order, with top_k 2:
+
+        attention_mask    1 0 0 0    row: a node; columns: what it attends to, its ancestors and itself
+                          1 1 0 0
+                          1 0 1 0
+                          1 1 0 1
+        position_ids      0 1 1 2
+        tree_indices      0 1 2 3    into [root, head 1's rank 0, 1, head 2's rank 0, 1]
+        retrieve_indices  0 2 -1     one row for each leaf: the nodes from the root to it
+                          0 1  3
 
     Raises:
         TreeoptError: E105 where the tree was made for a drafter or is too large; as `treeopt.files.trees.as_tree`.
@@ -272,40 +305,19 @@ def compile_ranks(tree: Tree, device: torch.device | str = "cpu") -> Buffers:
         what = f"the tree has {tree.nodes:,} nodes; at most {MAX_NODES:,} are compiled"
         why = "the mask holds a byte for each pair of nodes"
         raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, why=why, fix="build a tree with a smaller --nodes")
-    mask, depths, paths = (tensor[0] for tensor in _from_parents(torch.tensor([tree.parents]), tree.depth))
+    parents = torch.tensor(tree.parents)
+    upward = [torch.arange(tree.nodes)]
+    for _ in range(tree.depth):
+        upward.append(parents[upward[-1]])
+    ancestors = torch.stack(upward, dim=1)  # [N, D+1], from the node upward; the root repeats
+    mask = torch.zeros(tree.nodes, tree.nodes, dtype=torch.bool).scatter_(1, ancestors, True)
+    depths = mask.sum(-1) - 1
+    steps_up = depths[:, None] - torch.arange(tree.depth + 1)
+    paths = ancestors.gather(1, steps_up.clamp(min=0)).masked_fill_(steps_up < 0, PAD)
     top_k = tree.max_rank + 1
-    last_ranks = torch.tensor([0, *(path[-1] for path in tree.paths)])
-    indices = 1 + (depths - 1) * top_k + last_ranks
+    indices = 1 + (depths - 1) * top_k + torch.tensor([0, *(path[-1] for path in tree.paths)])
     indices[ROOT] = ROOT
     return Buffers(mask, depths, indices, paths[list(tree.leaves)], top_k).to(device)
-
-
-def compile_parents(parents: Tensor, depth: int) -> Buffers:
-    """The trees of a batch, one for each row, without synchronisation with the device.
-
-    Args:
-        parents: int64 [B, N], the parent of each node, which precedes it; the parent of the root, node 0, is 0. Nodes
-            are sorted by depth.
-        depth: D, the maximum depth of a node.
-    """
-    mask, depths, paths = _from_parents(parents, depth)
-    indices = torch.arange(parents.shape[1], device=parents.device).expand(parents.shape)
-    return Buffers(mask, depths, indices, paths, top_k=0)
-
-
-def _from_parents(parents: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Mask bool [B, N, N], depths int64 [B, N] and paths int64 [B, N, depth + 1] of trees given by `parents` [B, N]."""
-    rows, nodes = parents.shape
-    upward = [torch.arange(nodes, device=parents.device).expand(rows, -1)]
-    for _ in range(depth):
-        upward.append(parents.gather(1, upward[-1]))
-    ancestors = torch.stack(upward, dim=2)  # [B, N, depth + 1], from the node upward; the root repeats
-    mask = torch.zeros(rows, nodes, nodes, dtype=torch.bool, device=parents.device)
-    mask.scatter_(2, ancestors, True)
-    depths = mask.sum(-1) - 1
-    steps_up = depths[..., None] - torch.arange(depth + 1, device=parents.device)
-    paths = ancestors.gather(2, steps_up.clamp(min=0)).masked_fill_(steps_up < 0, PAD)
-    return mask, depths, paths
 
 
 _FIX = "treeopt compile writes the file again"
@@ -339,32 +351,19 @@ def load_buffers(path: str | os.PathLike[str], device: torch.device | str = "cpu
     if not isinstance(top_k, int) or isinstance(top_k, bool):
         raise TreeoptError(Code.FILE_INVALID, f"{path} does not say its top_k", fix=_FIX)
     found = Buffers(**{name: torch.from_numpy(arrays[name]) for name in BUFFER_NAMES}, top_k=top_k)
-    fault = _fault(found, arrays, header)
-    if fault:
+    if fault := _fault(found, set(arrays) - set(BUFFER_NAMES), header):
         raise TreeoptError(Code.FILE_INVALID, f"{path} is not a compiled tree: {fault}", fix=_FIX)
     return found.to(device)
 
 
-def _fault(found: Buffers, arrays: dict[str, np.ndarray], header: dict[str, Any]) -> str:
-    """How the file differs from that of the tree whose indices it holds; empty where it does not."""
-    if extra := sorted(set(arrays) - set(BUFFER_NAMES)):
-        return f"it holds {', '.join(extra)} too"
+def _fault(found: Buffers, extra: set[str], header: dict[str, Any]) -> str:
+    if extra:
+        return f"it holds {', '.join(sorted(extra))} too"
     try:
         tree = found.tree()
     except TreeoptError as error:
         return error.what.removeprefix("not a compiled tree: ")
-    expected = compile_ranks(tree)
-    for name in BUFFER_NAMES:
-        right = getattr(expected, name).numpy()
-        wrong = arrays[name]
-        if wrong.shape != right.shape:
-            return f"{name} is {list(wrong.shape)}, its tree's is {list(right.shape)}"
-        places = np.argwhere(wrong != right)
-        if len(places):
-            place = tuple(places[0].tolist())
-            return f"{name}{list(place)} is {wrong[place]}, its tree's is {right[place]}"
-    right_header = {"top_k": expected.top_k, "nodes": tree.nodes, "depth": tree.depth}
-    for name, number in right_header.items():
+    for name, number in {"nodes": tree.nodes, "depth": tree.depth}.items():
         if header.get(name) != number:
             return f"{name} is {header.get(name)!r}, its tree's is {number}"
     return ""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from treeopt.models.base import Base
-from treeopt.verify.buffers import Buffers, TreeLevel
+from treeopt.verify.buffers import Buffers, TreeLevel, once_a_tree
 from treeopt.verify.cache import TreeCache, aligned, bucket
 from treeopt.verify.masks import TreeMasks, layer_windows
 
@@ -112,6 +112,7 @@ class StaticLevel:
     visible: Tensor
 
 
+@once_a_tree
 def static_levels(tree: Buffers, device: torch.device) -> list[StaticLevel]:
     """The levels of a static tree, with the masks of their forwards."""
     found: list[StaticLevel] = []

@@ -1,14 +1,16 @@
-"""The arrays that the drafting kernel works on: of a drafter record, of texts, of one step, and its working memory.
+"""The arrays that the drafting kernel works on: of a record, of texts, of one step, and its working memory.
 
 They are named tuples of arrays, which numba takes apart. The kernel reads no other data.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter
 from treeopt.ngram_table import CONTEXT, ORDER_BITS
@@ -23,44 +25,24 @@ Bools = NDArray[np.bool_]
 
 
 class Record(NamedTuple):
-    """A drafter record of L levels.
+    """A drafter record of L levels, with Z stored contexts of S successors; S is 0 without an n-gram table."""
 
-    Args:
-        keys: int64 [Z], ascending.
-        buckets: int64 [CONTEXT, 2^b + 1]: the contexts of a length whose hash starts with these b bits are
-            keys[buckets[n, i] : buckets[n, i + 1]].
-        shift: int64 [1], bits of a hash below these b.
-        tokens: int32 [Z+1, S], successors; S is 0 without an n-gram table.
-        ratios: float32 [Z+1, S+1], of a row's successors, then its backoff.
-        prior: float32 [V], log U.
-        frequent: int32 [F], candidates of the levels below the heads.
-        weights: float32 [L, 4]: head, prior, ngram, other_logit.
-        lookup: float32 [L, MAX_MATCH + L + 3], by the length of the match.
-        cache: float32 [L, 1 + len(CACHE_LENGTHS)], by the number of lengths found.
-        kinds: int64, number of `CACHE_LENGTHS` that are at most a match's length, by the length.
-        maps: float64 [2, total], the calibration maps of all levels; `map_ends` int64 [L+1] are their bounds.
-        map_ends: see `maps`.
-        sources: int64 [L], the index of each level's logits in `StepArrays.seen`; -1 where it has none.
-        settings: int64 [5]: top, window, voted, 1 where votes are used, 1 where the n-gram table is empty.
-        cache_prior: float64 [1].
-    """
-
-    keys: Ints
-    buckets: Ints
-    shift: Ints
-    tokens: NDArray[np.int32]
-    ratios: Floats
-    prior: Floats
-    frequent: NDArray[np.int32]
-    weights: Floats
-    lookup: Floats
-    cache: Floats
-    kinds: Ints
-    maps: Doubles
-    map_ends: Ints
-    sources: Ints
-    settings: Ints
-    cache_prior: Doubles
+    keys: Ints  # [Z], ascending
+    buckets: Ints  # [CONTEXT, 2^b + 1]: keys[buckets[n, i]:buckets[n, i + 1]] have hashes that start with the b bits i
+    shift: Ints  # [1], bits of a hash below these b
+    tokens: NDArray[np.int32]  # [Z+1, S], successors
+    ratios: Floats  # [Z+1, S+1], those of a row's successors, then its backoff
+    prior: Floats  # [V], log U
+    frequent: NDArray[np.int32]  # [F], candidates of the levels below the heads
+    weights: Floats  # [L, 4], columns `HEAD` to `OTHER`
+    lookup: Floats  # [L, MAX_MATCH + L + 3], by the length of the match
+    cache: Floats  # [L, 1 + len(CACHE_LENGTHS)], by the number of lengths found
+    kinds: Ints  # number of `CACHE_LENGTHS` that are at most a match's length, by the length
+    maps: Doubles  # [2, total], the calibration maps of all levels
+    map_ends: Ints  # [L+1], their bounds
+    sources: Ints  # [L], the index of each level's logits in `StepArrays.seen`; -1 where it has none
+    settings: Ints  # [5], columns `TOP` to `EMPTY`
+    cache_prior: Doubles  # [1]
 
 
 TOP, WINDOW_OF, VOTED, VOTES, EMPTY = range(5)  # columns of `Record.settings`
@@ -68,103 +50,87 @@ HEAD, PRIOR, NGRAM, OTHER = range(4)  # columns of `Record.weights`
 
 
 class Texts(NamedTuple):
-    """Texts with an index of the places of each token, which grows with the text and can be cut.
+    """T texts of at most n tokens, with an index of the places of each token, which grows with the text."""
 
-    Args:
-        tokens: int64 [T, n], n the capacity.
-        latest: int32 [T, V], 1 + the place of the latest indexed occurrence of each token; 0 where there is none.
-        previous: int32 [T, n], the same of the occurrence before that at each place.
-        indexed: int64 [T], number of indexed tokens.
-    """
-
-    tokens: Ints
-    latest: NDArray[np.int32]
-    previous: NDArray[np.int32]
-    indexed: Ints
+    tokens: Ints  # [T, n]
+    latest: NDArray[np.int32]  # [T, V], 1 + the latest indexed place of each token; 0 where there is none
+    previous: NDArray[np.int32]  # [T, n], at each place the same of the occurrence before
+    indexed: Ints  # [T], number of indexed tokens
 
 
 class StepArrays(NamedTuple):
-    """One step of B rows.
+    """One step of B rows, with S sets of logits for each: of the levels, or of a draft model after each of S nodes."""
 
-    Args:
-        text: int64 [B], the text of each row.
-        end: int64 [B], the number of its tokens, the root included.
-        seen: int32 [B, S, 2 K + 1], of the logits of each level, or of a draft model's after each of S nodes, the K
-            likeliest tokens, the likeliest first, then the bits of `values`.
-        values: float32, the same memory: from column K the log-probabilities of these tokens, and in the last column
-            that of each other token.
-        frequent: int32 [B, S], where the n-gram table is empty the most frequent tokens of each text.
-        frequent_ratios: float32 [B, S+1], their ratios to the uniform distribution, then the backoff.
-    """
-
-    text: Ints
-    end: Ints
-    seen: NDArray[np.int32]
-    values: Floats
-    frequent: NDArray[np.int32]
-    frequent_ratios: Floats
+    text: Ints  # [B], the text of each row
+    end: Ints  # [B], the number of its tokens, the root included
+    seen: NDArray[np.int32]  # [B, S, 2 K + 1], the K likeliest tokens, the likeliest first, then the bits of `values`
+    values: Floats  # the same memory: from column K their log-probabilities, last that of each other token
+    frequent: NDArray[np.int32]  # [B, S], where the n-gram table is empty the most frequent tokens of each text
+    frequent_ratios: Floats  # [B, S+1], their ratios to the uniform distribution, then the backoff
 
 
 class Scratch(NamedTuple):
-    """Working memory of one thread; C is the maximum number of candidates of a node.
+    """Working memory of one thread, for texts of n tokens; C is the maximum number of candidates of a node."""
 
-    Args:
-        slots: int32 [V], 1 + index of each token among the candidates; 0 between two nodes.
-        voters: int32 [V], the same among the tokens that have votes.
-        places: int64 [n], places of matches, the latest first; `lengths` their lengths.
-        lengths: see `places`.
-        voted: int64 [n], tokens with votes; `votes` float64 [n] their weights.
-        votes: see `voted`.
-        likeliest: int64 [voted], indices into `voted`.
-        map_key: int64 [M], which of `StepArrays.seen` is in each hash map: row * S + index; -1 for none.
-        map_token: int32 [M, 2^k], tokens of the hash maps, -1 where empty; `map_value` their log-probabilities.
-        map_value: see `map_token`.
-        token: int64 [C], candidates of a node, all different.
-        terms: float32 [4, C]: their log-probability, log U, ratio, and cache.
-        score: float32 [C].
-        path: int64 [L + 1], drafts above a node.
-        kind_counts: int64 [1 + len(CACHE_LENGTHS)], votes by the number of lengths that match at their place;
-            `kind_weights` float64, the weight of each.
-        kind_weights: see `kind_counts`.
-    """
-
-    slots: NDArray[np.int32]
-    voters: NDArray[np.int32]
-    places: Ints
-    lengths: Ints
-    voted: Ints
-    votes: Doubles
-    likeliest: Ints
-    map_key: Ints
-    map_token: NDArray[np.int32]
-    map_value: Floats
-    token: Ints
-    terms: Floats
-    score: Floats
-    path: Ints
-    kind_counts: Ints
-    kind_weights: Doubles
+    slots: NDArray[np.int32]  # [V], 1 + index of each token among the candidates; 0 between two nodes
+    voters: NDArray[np.int32]  # [V], the same among the tokens that have votes
+    places: Ints  # [n], places of matches, the latest first
+    lengths: Ints  # [n], their lengths
+    voted: Ints  # [n], tokens with votes
+    votes: Doubles  # [n], their weights
+    likeliest: Ints  # [voted], indices into `voted`
+    map_key: Ints  # [M], which of `StepArrays.seen` is in each hash map: row * S + index; -1 for none
+    map_token: NDArray[np.int32]  # [M, 2^k], tokens of the hash maps, -1 where empty
+    map_value: Floats  # [M, 2^k], their log-probabilities
+    token: Ints  # [C], candidates of a node, all different
+    terms: Floats  # [4, C], rows `HEAD_TERM` to `CACHE_TERM`: log-probability, log U, ratio, cache
+    score: Floats  # [C]
+    path: Ints  # [L + 1], drafts above a node
+    kind_counts: Ints  # [1 + len(CACHE_LENGTHS)], votes by the number of lengths that match at their place
+    kind_weights: Doubles  # [1 + len(CACHE_LENGTHS)], the weight of each
 
 
 HEAD_TERM, PRIOR_TERM, RATIO_TERM, CACHE_TERM = range(4)  # rows of `Scratch.terms`
 
 
 class Shape(NamedTuple):
-    """A tree of N nodes, the root first, then by depth; children of one parent are adjacent, ranks ascending.
+    """A tree of N nodes, the root first, then by depth; children of one parent are adjacent, ranks ascending."""
+
+    parents: Ints  # [N]
+    ranks: Ints  # [N]
+    depths: Ints  # [N]
+    first: Ints  # [N], the first child
+    last: Ints  # [N], one beyond the last child; `first` where there is none
+
+
+class KernelSource:
+    """A drafter whose candidates the kernel scores: a record, and what gives the logits of its levels or nodes.
 
     Args:
-        parents: int64 [N].
-        ranks: int64 [N].
-        depths: int64 [N].
-        first: int64 [N], the first child.
-        last: int64 [N], one beyond the last child; `first` where there is none.
+        drafter: the record.
+        vocab_size: V of the base.
+        known: K, the number of log-probabilities that are read of each set of logits.
+        logits_name: of what gives the logits, as a name of `ProposerSession.sources`.
+        logits_of: the same, for messages.
     """
 
-    parents: Ints
-    ranks: Ints
-    depths: Ints
-    first: Ints
-    last: Ints
+    def __init__(self, drafter: Drafter, vocab_size: int, known: int, logits_name: str, logits_of: str) -> None:
+        self.drafter, self.vocab_size, self.known = drafter, vocab_size, known
+        self.logits_name, self.logits_of = logits_name, logits_of
+        self.depth = drafter.depth
+        self.num_candidates = num_candidates(drafter, vocab_size)
+
+    @functools.cached_property
+    def record(self) -> Record:
+        """The arrays of the record."""
+        return record_arrays(self.drafter)
+
+    def logits(self, states: Tensor, depth: int, known: Tensor | None = None) -> Tensor:
+        """For `KernelSession`, the logits of the first levels at states [B, d]: float [at most depth, B, V].
+
+        `known` are the base's logits [B, V] there, if they are known.
+        """
+        raise NotImplementedError
 
 
 class Kernel(NamedTuple):
@@ -267,11 +233,9 @@ def new_work(record: Record, vocab_size: int, capacity: int, known: int) -> Scra
 
 
 def num_candidates(drafter: Drafter, vocab_size: int | None = None) -> int:
-    """Number of candidates of a node: from its logits, its context's successors, prompt lookup (one) and the cache.
+    """The maximum for a node, from its logits, its context's successors, prompt lookup (one) and the cache.
 
-    Args:
-        drafter: the record.
-        vocab_size: of the base, an upper bound; None where the base is not loaded.
+    `vocab_size` of the base is None where it is not loaded.
     """
     table = drafter.ngram_table
     if table is None:

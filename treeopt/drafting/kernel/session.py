@@ -1,11 +1,12 @@
-"""The rows of a batch for the drafting kernel: their texts, a step's log-probabilities, and the threads."""
+"""Sessions whose candidates the kernel scores: the texts of a batch on the host, a step's logits, and the threads."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +24,14 @@ from treeopt.drafting.interface import (
     ProposerSession,
     SizeLimits,
 )
+from treeopt.drafting.kernel.compiled import note_compilation
 from treeopt.drafting.kernel.data import (
     EMPTY,
     MAX_PARENTS,
     VOTES,
     WINDOW_OF,
     Kernel,
-    Record,
+    KernelSource,
     Scratch,
     Shape,
     StepArrays,
@@ -41,7 +43,6 @@ from treeopt.drafting.kernel.nodes import COLUMNS, index_up_to, source_rows
 from treeopt.drafting.kernel.trees import (
     Compiled,
     Grown,
-    Ranked,
     Sizes,
     Terms,
     candidate_rows,
@@ -49,40 +50,23 @@ from treeopt.drafting.kernel.trees import (
     fill_rows,
     grow_rows,
     new_parents,
-    rank_rows,
     terms_of_rows,
     trace_rows,
 )
 from treeopt.errors import Code, TreeoptError
-from treeopt.verify.buffers import Buffers
+from treeopt.models.logits import top_ids
+from treeopt.verify.buffers import Buffers, once_a_tree
 
 _LEAST_ROWS = 4  # of a thread
 _pools: dict[int, ThreadPoolExecutor] = {}  # by process
 
 
-class Scored(Protocol):
-    """What the kernel reads of a drafter."""
-
-    vocab_size: int
-    known: int
-    logits_name: str
-
-    @property
-    def logits_of(self) -> str:
-        """The model that gives the logits, for messages."""
-
-    @property
-    def record(self) -> Record: ...
-
-
-class KernelRows:
-    """The texts of a batch on the host, with an index that grows with them, and the kernel's steps on them.
+class KernelRows(ProposerSession):
+    """A session by texts on the host, with an index that grows with them; `set_step` gives it the logits of a step.
 
     Args:
         source: the drafter.
-        texts: as for `Proposer.start`.
-        depth: levels of each step.
-        ends: as for `Proposer.start`.
+        texts, depth, ends: those of `Proposer.start`.
 
     Attributes:
         looked: the log-probabilities of the next step, if they are known already.
@@ -90,11 +74,12 @@ class KernelRows:
 
     def __init__(
         self,
-        source: Scored,
+        source: KernelSource,
         texts: Sequence[Sequence[int]],
         depth: int,
         ends: Sequence[Sequence[int]] | None = None,
     ) -> None:
+        note_compilation()
         self.source, self.depth = source, depth
         rows = [[len(text)] for text in texts] if ends is None else ends
         self._text = np.repeat(np.arange(len(texts)), [len(one) for one in rows])
@@ -136,25 +121,6 @@ class KernelRows:
         """Tokens of each row, the root included."""
         ends: list[int] = self._end.tolist()
         return ends
-
-    def rank(self, seen: Observed, paths: Ints, most: int) -> Ranked:
-        """Rank the candidates of nodes of one depth by a draft model's logits after each of them.
-
-        Args:
-            seen: int32 [B, n, 2 K + 1], `top_logprobs` of the logits.
-            paths: int64 [B, n, depth], each node's drafts, the first level first.
-            most: M, the number of candidates that are needed of each node.
-        """
-        self.set_step(seen)
-        shape = (*paths.shape[:2], most)
-        ranked = Ranked(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
-        self.in_threads(lambda kernel, part: rank_rows(kernel, *part, paths, ranked))
-        return ranked
-
-    def after(self, first: Sequence[int]) -> list[Ints]:
-        """For each row its tokens from a place on, the root the last; `first` is that place."""
-        rows = zip(self._text.tolist(), first, self._end.tolist(), strict=True)
-        return [self._texts.tokens[text, start:end] for text, start, end in rows]
 
     def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
         true = np.ascontiguousarray(true)
@@ -301,21 +267,47 @@ def _threads() -> ThreadPoolExecutor:
     return _pools[process]
 
 
-class Source(Scored, Protocol):
-    """What a session reads of its drafter; see `RecordProposer`."""
+def top_logprobs(logits: Tensor, count: int, *, others: bool = True) -> Tensor:
+    """int32 [..., 2 K + 1]: the K likeliest tokens of logits [..., V], the bits of their log-probabilities, and others.
 
-    def observe(self, states: Tensor, depth: int, logits: Tensor | None = None) -> Tensor: ...
+    All other tokens share the rest of the probability equally: the last column has the bits of the log-probability of
+    each, or without `others` of 0, or of NaN where a logit is.
+    """
+    tokens = top_ids(logits, count)
+    scores = logits.float()
+    top = scores.gather(-1, tokens)
+    if not others:
+        norm = scores.logsumexp(-1, keepdim=True)
+        return torch.cat([tokens.int(), (top - norm).view(torch.int32), (norm - norm).view(torch.int32)], dim=-1)
+    # The rest is summed by itself: 1 - the sum of the largest would be mostly rounding.
+    rest = scores.scatter(-1, tokens, -torch.inf).logsumexp(-1, keepdim=True)
+    norm = torch.logaddexp(top.logsumexp(-1, keepdim=True), rest)
+    each_other = rest - norm - math.log(max(1, logits.shape[-1] - count))
+    return torch.cat([tokens.int(), (top - norm).view(torch.int32), each_other.view(torch.int32)], dim=-1)
 
-    def shape(self, tree: Buffers) -> Shape: ...
+
+@once_a_tree
+def shape_of(tree: Buffers) -> Shape:
+    """The kernel's arrays of a tree."""
+    parents = tree.parents.numpy(force=True).astype(np.int64)
+    nodes = np.arange(len(parents))
+    children = parents.copy()
+    children[0] = -1  # the root is no child
+    return Shape(
+        parents=parents,
+        ranks=tree.ranks.astype(np.int64),
+        depths=tree.position_ids.numpy(force=True).astype(np.int64),
+        first=np.searchsorted(children, nodes),
+        last=np.searchsorted(children, nodes, side="right"),
+    )
 
 
-class KernelSession(KernelRows, ProposerSession):
-    """Drafting of a batch; arguments as `KernelRows`."""
-
-    source: Source
+class KernelSession(KernelRows):
+    """A session whose logits are known when a step begins: `KernelSource.logits` of the states of the roots."""
 
     def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor:
-        return self.source.observe(states, self.depth, logits).flatten(1)
+        packed = top_logprobs(self.source.logits(states, self.depth, logits), self.source.known)
+        return packed.transpose(0, 1).flatten(1)
 
     def look(self, observed: Observed) -> None:
         self.looked = observed
@@ -326,7 +318,7 @@ class KernelSession(KernelRows, ProposerSession):
 
     def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
         self.begin(roots, states)
-        shape, rows = self.source.shape(tree), len(self._end)
+        shape, rows = shape_of(tree), len(self._end)
         tokens, void = np.empty((rows, tree.nodes), np.int64), np.zeros((rows, tree.nodes), np.bool_)
         self.in_threads(lambda kernel, part: fill_rows(kernel, *part, shape, tokens, void))
         if not void.any():

@@ -23,65 +23,37 @@ _ROUNDING = 1e-4  # tokens; far above the rounding of a sum of probabilities
 
 
 class Sizes(NamedTuple):
-    """What limits the trees that are grown.
+    """What limits the trees that are grown."""
 
-    Args:
-        nodes: int64 [S], ascending, the sizes to choose from, the root counted; the last is the maximum.
-        cost: float64 [S], of a step of each size, in tokens.
-        depth: int64 [1], the maximum depth.
-    """
-
-    nodes: Ints
-    cost: Doubles
-    depth: Ints
+    nodes: Ints  # [S], ascending, the sizes to choose from, the root counted; the last is the maximum
+    cost: Doubles  # [S], of a step of each size, in tokens
+    depth: Ints  # [1], the maximum depth
 
 
 class Grown(NamedTuple):
-    """Trees of B rows, the likeliest nodes first; columns as in `Expansion`.
+    """Trees of B rows, the likeliest nodes first; columns as in `Expansion`."""
 
-    Args:
-        tokens: int64 [B, n].
-        parents: int64 [B, n].
-        depths: int64 [B, n].
-        log_probability: float32 [B, n], -inf beyond `drafts`.
-        drafts: int64 [B], the number of nodes, without the root.
-        size: int64 [B], the size with the most estimated tokens - cost.
-    """
-
-    tokens: Ints
-    parents: Ints
-    depths: Ints
-    log_probability: Floats
-    drafts: Ints
-    size: Ints
+    tokens: Ints  # [B, n]
+    parents: Ints  # [B, n]
+    depths: Ints  # [B, n]
+    log_probability: Floats  # [B, n], -inf beyond `drafts`
+    drafts: Ints  # [B], the number of nodes, without the root
+    size: Ints  # [B], the size with the most estimated tokens - cost
 
 
 class Parents(NamedTuple):
-    """The expanded nodes of one row's tree, at most E, with their remaining candidates.
+    """The expanded nodes of one row's tree, at most E, with their remaining candidates."""
 
-    Args:
-        node: int64 [E], 0 the root.
-        depth: int64 [E].
-        likely: float32 [E], the log-probability of the node's path.
-        tokens: int64 [E, C], its candidates.
-        scores: float32 [E, C], -inf where the candidate is a node already.
-        width: int64 [E], its number of candidates.
-        norms: float64 [E, 2], of `normalise`.
-        best: int64 [E], the likeliest remaining candidate.
-        chance: float32 [E], the log-probability of the path to it; -inf where none remains.
-        at_depth: int64 [L + 1], expanded nodes of each depth.
-    """
-
-    node: Ints
-    depth: Ints
-    likely: Floats
-    tokens: Ints
-    scores: Floats
-    width: Ints
-    norms: Doubles
-    best: Ints
-    chance: Floats
-    at_depth: Ints
+    node: Ints  # [E], 0 the root
+    depth: Ints  # [E]
+    likely: Floats  # [E], the log-probability of the node's path
+    tokens: Ints  # [E, C], its candidates
+    scores: Floats  # [E, C], -inf where the candidate is a node already
+    width: Ints  # [E], its number of candidates
+    norms: Doubles  # [E, 2], of `normalise`
+    best: Ints  # [E], the likeliest remaining candidate
+    chance: Floats  # [E], the log-probability of the path to it; -inf where none remains
+    at_depth: Ints  # [L + 1], expanded nodes of each depth
 
 
 def new_parents(most: int, width: int, depth: int) -> Parents:
@@ -230,53 +202,31 @@ def _likeliest_parent(parents: Parents, expanded: int) -> int:
 
 
 class Terms(NamedTuple):
-    """Terms of the scores of C candidates of a node in each of P rows; the first `width` are candidates.
+    """Terms of the scores of C candidates of a node in each of P rows; the first `width` are candidates."""
 
-    Args:
-        tokens: int64 [P, C].
-        terms: float32 [4, P, C], the rows of `Scratch.terms`.
-        width: int64 [P].
-        looked_up: int64 [P], the candidate from prompt lookup.
-        length: int64 [P], tokens of its match.
-        found: int64 [P], number of `CACHE_LENGTHS` found.
-    """
-
-    tokens: Ints
-    terms: Floats
-    width: Ints
-    looked_up: Ints
-    length: Ints
-    found: Ints
+    tokens: Ints  # [P, C]
+    terms: Floats  # [4, P, C], the rows of `Scratch.terms`
+    width: Ints  # [P]
+    looked_up: Ints  # [P], the candidate from prompt lookup
+    length: Ints  # [P], tokens of its match
+    found: Ints  # [P], number of `CACHE_LENGTHS` found
 
 
 class Compiled(NamedTuple):
-    """Trees of B rows with N nodes, sorted by depth: the tensors of `Buffers`, with their tokens.
+    """Trees of B rows with N nodes, sorted by depth: the tensors of `Buffers`, with their tokens."""
 
-    Args:
-        tokens: int64 [B, N].
-        depths: int64 [B, N].
-        paths: int64 [B, N, D+1], then -1.
-        mask: uint8 [B, N, N].
-        void: uint8 [B, N].
-    """
-
-    tokens: Ints
-    depths: Ints
-    paths: Ints
-    mask: NDArray[np.uint8]
-    void: NDArray[np.uint8]
+    tokens: Ints  # [B, N]
+    depths: Ints  # [B, N]
+    paths: Ints  # [B, N, D+1], then -1
+    mask: NDArray[np.uint8]  # [B, N, N]
+    void: NDArray[np.uint8]  # [B, N]
 
 
 class Ranked(NamedTuple):
-    """The best candidates of n nodes in each of B rows, the best first.
+    """The best candidates of n nodes in each of B rows, the best first."""
 
-    Args:
-        tokens: int64 [B, n, M].
-        log_probability: float32 [B, n, M], of the token; -inf where a node has fewer candidates.
-    """
-
-    tokens: Ints
-    log_probability: Floats
+    tokens: Ints  # [B, n, M]
+    log_probability: Floats  # [B, n, M], of the token; -inf where a node has fewer candidates
 
 
 @compiled
