@@ -71,12 +71,11 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
     "Traces, from `treeopt calibrate`; one for each task of a mixture, and for each drafter of --drafter auto."
 )
 @click.option("--drafter", type=click.Choice([AUTO]), help="auto: the fastest drafter, kind and size of all.")
-@click.option("--nodes", type=_Nodes(), default=64, show_default=True, help=_NODES_HELP)
+@click.option("--nodes", type=_Nodes(), default=64, help=_NODES_HELP)
 @click.option(
     "--kind",
     type=click.Choice(KINDS),
     default=KINDS[0],
-    show_default=True,
     help="static: one tree for all steps; dynamic: a tree for each step, of the most likely nodes.",
 )
 @click.option(
@@ -85,20 +84,8 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
     help="Seconds per step, from `treeopt profile`, for --nodes auto; one for each drafter and kind of --drafter auto.",
 )
 @step_options
-@click.option(
-    "--values",
-    type=click.Choice(VALUES),
-    default=DEFAULT_VALUES,
-    show_default=True,
-    help=_ESTIMATE_HELP.format("weights"),
-)
-@click.option(
-    "--weights",
-    type=click.Choice(WEIGHTS),
-    default=DEFAULT_WEIGHTS,
-    show_default=True,
-    help=_ESTIMATE_HELP.format("values"),
-)
+@click.option("--values", type=click.Choice(VALUES), default=DEFAULT_VALUES, help=_ESTIMATE_HELP.format("weights"))
+@click.option("--weights", type=click.Choice(WEIGHTS), default=DEFAULT_WEIGHTS, help=_ESTIMATE_HELP.format("values"))
 @click.option("--refine", type=FiniteRange(min=0), default=0.0, help="Seconds for exchanging nodes, in all.")
 @max_rank_option
 @click.option("--contiguous", is_flag=True, help="Siblings have the ranks 0, 1, .. without a gap.")
@@ -111,7 +98,7 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
 @click.option("--robust", is_flag=True, help="Minimise the loss on the worst of several tasks.")
 @temperature_option
 @force_option
-@click.option("-o", "--output", default="tree.yaml", show_default=True, help="File to write.")
+@click.option("-o", "--output", default="tree.yaml", help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Build the tree with the most tokens per step for a number of nodes.
 

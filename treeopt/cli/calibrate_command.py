@@ -83,14 +83,14 @@ if TYPE_CHECKING:
     type=click.Choice(KINDS),
     help=f"dynamic: trace per-step trees too [default: dynamic, but static with --drafter {HEADS}].",
 )
-@click.option("--temperature", type=Temperature(), default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
+@click.option("--temperature", type=Temperature(), default=0.0, help="0 is greedy.")
+@click.option("--seed", type=SEED, default=0, help="Of sampling.")
 @batch_option
 @shard_option
 @nproc_option
 @resume_option
 @force_option
-@click.option("-o", "--output", default=CALIBRATION_FILE, show_default=True, help="File to write.")
+@click.option("-o", "--output", default=CALIBRATION_FILE, help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Measure how often a drafter's guesses are right, on the base model's answers to prompts.
 

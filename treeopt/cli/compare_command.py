@@ -54,34 +54,26 @@ _METHODS_HELP = (
 @functools.partial(prompt_options, new_tokens=64)
 @click.option("--prompts-learn", help="Prompts to learn from [default: the first half of each category of --prompts].")
 @click.option("--methods", help=_METHODS_HELP)
-@click.option(
-    "--nodes", type=click.IntRange(2, STEP_SIZES[-1]), default=16, show_default=True, help="Size of every tree."
-)
+@click.option("--nodes", type=click.IntRange(2, STEP_SIZES[-1]), default=16, help="Size of every tree.")
 @click.option(
     "--test-limit",
     "texts",
     type=click.IntRange(min=1),
     default=8,
-    show_default=True,
     help="Prompts judged at most, spread evenly over those that are not learned.",
 )
-@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each text.")
+@click.option("--repeats", type=click.IntRange(min=1), default=3, help="Runs of each text.")
 @click.option(
     "--learn-limit",
     type=click.IntRange(min=1),
     default=16,
-    show_default=True,
     help="Prompts learned from at most, spread evenly over those that are not judged.",
 )
 @click.option(
-    "--learn-tokens",
-    type=click.IntRange(min=0),
-    default=10_000,
-    show_default=True,
-    help="Sampled to learn each n-gram table from.",
+    "--learn-tokens", type=click.IntRange(min=0), default=10_000, help="Sampled to learn each n-gram table from."
 )
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Of learning.")
+@click.option("--seed", type=SEED, default=0, help="Of sampling.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=16, help="Of learning.")
 @compile_option
 @nproc_option
 @click.option("--svg", help="Write bars of the speedups.")

@@ -220,7 +220,9 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.
     """Decorator of a command: adds the options that all commands have, and passes a `console`."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        made: click.Command = click.command(name, cls=Command, **settings)(common_options(function))
+        made: click.Command = click.command(name, cls=Command, context_settings={"show_default": True}, **settings)(
+            common_options(function)
+        )
         for one in made.params:
             if isinstance(one.type, click.types.StringParamType):
                 one.type = _Text()

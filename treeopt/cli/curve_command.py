@@ -48,22 +48,16 @@ _LARGEST_HELP = f"Largest tree, at most {MAX_NODES:,} nodes [default: the profil
 
 @command("curve")
 @calibration_option
-@click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True, help="Kind of the trees.")
+@click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], help="Kind of the trees.")
 @click.option("--profile", help="Seconds per step, from `treeopt profile`: adds overhead and speedup.")
 @step_options
 @click.option("--largest", type=click.IntRange(min=1), help=_LARGEST_HELP)
-@click.option("--values", type=click.Choice(VALUES), default=DEFAULT_VALUES, show_default=True, help="As build.")
-@click.option(
-    "--weights",
-    type=click.Choice(WEIGHTS),
-    default=DEFAULT_WEIGHTS,
-    show_default=True,
-    help="As build.",
-)
+@click.option("--values", type=click.Choice(VALUES), default=DEFAULT_VALUES, help="As build.")
+@click.option("--weights", type=click.Choice(WEIGHTS), default=DEFAULT_WEIGHTS, help="As build.")
 @max_rank_option
 @temperature_option
 @force_option
-@click.option("-o", "--output", default="curve.svg", show_default=True, help="File to write.")
+@click.option("-o", "--output", default="curve.svg", help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Show tokens per step, and with a profile overhead and speedup, for trees of each size.
 

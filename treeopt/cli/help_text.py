@@ -83,7 +83,13 @@ def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every command; the command gets a `console` in place of them."""
     for option in (
         click.option("--debug", is_flag=True, help="Show the traceback of an error."),
-        click.option("--color", type=click.Choice(COLORS), default=COLORS[0], help="Colors; auto: on a terminal."),
+        click.option(
+            "--color",
+            type=click.Choice(COLORS),
+            default=COLORS[0],
+            show_default=False,
+            help="Colors; auto: on a terminal.",
+        ),
         click.option("--no-progress", is_flag=True, help="No progress bar and no lines of progress."),
         click.option("-v", "--verbose", is_flag=True, help="Messages of the library and of transformers too."),
         click.option("-q", "--quiet", is_flag=True, help="No progress and no notes."),

@@ -11,14 +11,7 @@ import click
 from treeopt.cli.checks import check_inputs, check_suffix
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command, skipped_text
-from treeopt.cli.drafters import (
-    LEARNED,
-    WITH_TABLE,
-    chosen_drafter,
-    draft_option,
-    learning_options,
-    load_draft_model,
-)
+from treeopt.cli.drafters import LEARNED, WITH_TABLE, chosen_drafter, draft_option, learning_options, load_draft_model
 from treeopt.cli.facts import Column, Fact, Table, milliseconds, picked
 from treeopt.cli.learn_report import (
     announce_learning,
@@ -59,8 +52,8 @@ if TYPE_CHECKING:
 )
 @functools.partial(draft_option, default="none")
 @learning_options
-@click.option("--temperature", type=Temperature(min_open=True), default=0.7, show_default=True, help="Of the sampling.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
+@click.option("--temperature", type=Temperature(min_open=True), default=0.7, help="Of the sampling.")
+@click.option("--seed", type=SEED, default=0, help="Of sampling.")
 @batch_option
 @click.option(
     "--nodes",
@@ -72,7 +65,7 @@ if TYPE_CHECKING:
 @nproc_option
 @resume_option
 @force_option
-@click.option("-o", "--output", default=DRAFTER_FILE, show_default=True, help="File to write.")
+@click.option("-o", "--output", default=DRAFTER_FILE, help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Learn a drafter from the model's own text, for a model with heads, with a draft model, or without either.
 

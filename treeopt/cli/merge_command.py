@@ -18,7 +18,7 @@ from treeopt.defaults import CALIBRATION_FILE
 @command("merge")
 @click.argument("files", nargs=-1, required=True, metavar="FILES")
 @force_option
-@click.option("-o", "--output", default=CALIBRATION_FILE, show_default=True, help="File to write.")
+@click.option("-o", "--output", default=CALIBRATION_FILE, help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Join the shards of a calibration, or calibrations of different prompts.
 

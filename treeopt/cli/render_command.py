@@ -30,7 +30,7 @@ _OUTPUT = "an .svg or .dot file; .png, .pdf, ... need graphviz [default: TREE.sv
 @click.argument("tree", required=False)
 @click.option("-o", "--output", help=_OUTPUT)
 @force_option
-@click.option("--title", default="", help="Heading of the picture.")
+@click.option("--title", default="", show_default=False, help="Heading of the picture.")
 @click.option(
     "--label",
     type=click.Choice(LABELS),

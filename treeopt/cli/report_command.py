@@ -27,16 +27,10 @@ _LARGEST = 64
 )
 @click.option("--comparison", help="Result of `treeopt compare --json`.")
 @click.option("--decoding", help="Result of `treeopt generate --json`: a text as it was decoded.")
-@click.option("--title", default="", help="Heading of the page.")
-@click.option(
-    "--largest",
-    type=click.IntRange(1, MAX_NODES),
-    default=_LARGEST,
-    show_default=True,
-    help="Largest tree of the curves.",
-)
+@click.option("--title", default="", show_default=False, help="Heading of the page.")
+@click.option("--largest", type=click.IntRange(1, MAX_NODES), default=_LARGEST, help="Largest tree of the curves.")
 @force_option
-@click.option("-o", "--output", default="report.html", show_default=True, help="An .html file.")
+@click.option("-o", "--output", default="report.html", help="An .html file.")
 def run(console: Console, folder: str | None, **options: Any) -> None:
     """Write a report as one HTML file to send: it loads nothing, and contains its figures as JSON.
 

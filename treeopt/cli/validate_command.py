@@ -50,15 +50,9 @@ _BATCHES = "texts of a batch share the largest size that is best for one of them
 @prompt_options
 @plan_options
 @click.option(
-    "--repeats",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Runs of each text and baseline, which take turns.",
+    "--repeats", type=click.IntRange(min=1), default=1, help="Runs of each text and baseline, which take turns."
 )
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Prompts decoded together."
-)
+@click.option("--batch-size", type=click.IntRange(min=1), default=1, help="Prompts decoded together.")
 @nproc_option
 @compile_option
 @functools.partial(

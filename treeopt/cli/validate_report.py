@@ -147,10 +147,7 @@ def report_sample(
             _MEASURED, found.tokens_per_step, ".4f", f"{measured}measured on {len(found.metrics.trials)} texts  {_TAU}"
         ),
         Fact(
-            "",
-            found.predicted.tokens_per_step,
-            ".4f",
-            f"{predicted}predicted on the texts of stock generate; {score}",
+            "", found.predicted.tokens_per_step, ".4f", f"{predicted}predicted on the texts of stock generate; {score}"
         ),
         *([] if expected.value is None else [expected]),
     )
