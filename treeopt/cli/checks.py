@@ -92,9 +92,6 @@ def check_inputs() -> None:
     Commands that load a model call it after their usage errors, before they import libraries that take seconds.
 
     Only names that can be nothing but a path are looked up; hubs, named sets and data sets are left to the commands.
-
-    Raises:
-        TreeoptError: E201; for prompts E203 and E302 too, where the file is too large or of another format.
     """
     from treeopt.models.hub import here, looks_local
 
@@ -193,14 +190,7 @@ def several(value: Any) -> Iterable[Any]:
 def origin_of(
     base: Base, loaded: LoadedHeads | None, draft: Base | None = None, plan: Plan | None = None
 ) -> dict[str, Any]:
-    """The keys `command` and `made_with` of a result of the running command.
-
-    Args:
-        base: the base model.
-        loaded: its heads; None without.
-        draft: the draft model; None without.
-        plan: the tree or policy; None where the result is not of one.
-    """
+    """The keys `command` and `made_with` of a result of the running command."""
     from treeopt.files.policies import plan_id
 
     made_with = {

@@ -164,11 +164,7 @@ def _stored(value: Any) -> Any:
 
 
 def _read(context: click.Context, _option: click.Parameter, path: str | None) -> None:
-    """Make the options in a file the defaults of a command.
-
-    Raises:
-        TreeoptError: E201 where the file is missing; E203 with every fault (at most 10) and its place.
-    """
+    """Make the options in a file the defaults of a command."""
     if path is None:
         return
     if not path:
@@ -272,11 +268,7 @@ def _unknown(key: str, known: Mapping[str, Any], what: str) -> str:
 
 
 def _typed(parameter: click.Parameter, value: Any) -> Any:
-    """A value of YAML as it would be typed on the command line.
-
-    Raises:
-        ValueError: where its type is not that of the option.
-    """
+    """A value of YAML as it would be typed on the command line."""
     if isinstance(parameter, click.Option) and parameter.is_flag:
         if not isinstance(value, bool):
             raise ValueError(f"{value!r} is not true or false")

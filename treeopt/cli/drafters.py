@@ -69,12 +69,7 @@ def learning_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def chosen_drafter(options: Mapping[str, Any], default: str = HEADS) -> str:
-    """The value of --drafter; without it `ngram` with --model alone, else `default`.
-
-    Raises:
-        click.UsageError: for a reserved word that contradicts --heads and --model, and for learning options that the
-            drafter does not use.
-    """
+    """The value of --drafter; without it `ngram` with --model alone, else `default`."""
     draft = options["draft"] is not None
     name: str = options["drafter"] or (MODEL if draft else NGRAM if model_alone(options) else default)
     if name in WITH_DRAFT and not draft:
@@ -101,11 +96,7 @@ def draft_option(function: Callable[..., Any], *, default: str = "that of a draf
 def load_draft_model(
     console: Console, options: Mapping[str, Any], base: Base, drafter: Drafter | None = None
 ) -> Base | None:
-    """Load the draft model that --draft names, or else the one that a drafter was made with, and print its name.
-
-    Raises:
-        TreeoptError: E223 where --draft is given to a drafter without a draft model; as `load_draft`.
-    """
+    """Load the draft model that --draft names, or else the one that a drafter was made with, and print its name."""
     from treeopt.files.outputs import check_no_input
 
     name = options["draft"]
@@ -143,17 +134,7 @@ def model_alone(options: Mapping[str, Any]) -> bool:
 
 
 def uses_heads(options: Mapping[str, Any], name: str, drafter: Drafter | None, plan: Plan | None = None) -> bool:
-    """Whether heads are loaded for a drafter or a tree, after checking --heads and --model.
-
-    Args:
-        options: of the command.
-        name: of the drafter or of the tree, for messages.
-        drafter: the record; None for the heads alone.
-        plan: the tree without a record.
-
-    Raises:
-        TreeoptError: E223 where heads are needed and only --model is given, or --heads is given to a drafter without.
-    """
+    """Whether heads are loaded for a drafter or a tree, after checking --heads and --model."""
     if drafter is not None and not drafter.num_heads and options["heads"] is not None:
         what = f"{name} drafts without heads, and --heads is given"
         raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="leave out --heads, and name the base with --model")
@@ -186,12 +167,7 @@ class ChosenPlan:
 
 
 def chosen_plan(options: Mapping[str, Any]) -> ChosenPlan:
-    """The plan that --tree and --drafter name, checked before any model is loaded.
-
-    Raises:
-        click.UsageError: where --heads is given without them.
-        TreeoptError: as `as_plan_for` and `check_plan`.
-    """
+    """The plan that --tree and --drafter name, checked before any model is loaded."""
     from treeopt.decode.plans import as_plan_for
 
     tree, drafter = options["tree"], options["drafter"]

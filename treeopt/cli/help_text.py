@@ -101,11 +101,7 @@ def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shown_by(parameters: MutableMapping[str, Any]) -> Shown:
-    """What the options say, which are removed from the parameters.
-
-    Raises:
-        click.UsageError: for --quiet with --verbose.
-    """
+    """What the options say, which are removed from the parameters."""
     shown = Shown(**{name: parameters.pop(name) for name in ("quiet", "verbose", "no_progress", "color")})
     if shown.quiet and shown.verbose:
         raise click.UsageError("give either --quiet or --verbose")

@@ -61,11 +61,7 @@ def device_options(function: Callable[..., Any], *, dtype: str = "auto", several
 
 
 def loading_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Arguments of `load_base` from the options of `device_options`, and from others by their `names`.
-
-    Raises:
-        click.UsageError: for --device-map beside --device, and in one of several processes.
-    """
+    """Arguments of `load_base` from the options of `device_options`, and from others by their `names`."""
     check_apart("device", "device_map")
     if options["device_map"] is not None and is_one_of_several():
         raise click.UsageError(NO_PROCESSES)
@@ -281,13 +277,7 @@ _ALL_TOKENS = {"top_k": 0, "top_p": 1.0}
 
 
 def acceptance_options(function: Callable[..., Any], *, rules: tuple[str, ...], what: str) -> Callable[..., Any]:
-    """The options of an acceptance rule, for `acceptance_rule`.
-
-    Args:
-        function: the command.
-        rules: the rules that it has.
-        what: the help of --acceptance.
-    """
+    """The options of an acceptance rule, for `acceptance_rule`."""
     drawn = " and ".join(name for name in rules if _OPTIONS[name] is _SAMPLING)
     temperature = f"[default: 1 for {drawn}, 0.7 for {TYPICAL}]"
     for option in (
@@ -316,11 +306,7 @@ def acceptance_options(function: Callable[..., Any], *, rules: tuple[str, ...], 
 
 
 def acceptance_rule(options: Mapping[str, Any], *, rules: tuple[str, ...]) -> Rule:
-    """The acceptance rule of the options of a command that has these rules.
-
-    Raises:
-        click.UsageError: where a value is out of range, or an option of another rule is given.
-    """
+    """The acceptance rule of the options of a command that has these rules."""
     name = options["acceptance"]
     _check_rule(options, rules)
     from treeopt.decode.rules import Greedy, Sample, Typical

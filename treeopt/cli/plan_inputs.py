@@ -49,12 +49,7 @@ def fitted_efficiency(files: Sequence[str], device: Device) -> tuple[Efficiency,
 
 
 def measured(profile: LatencyProfile, file: str, device: Device) -> MeasuredSteps:
-    """A measured profile with the model and heads that its provenance names.
-
-    Raises:
-        TreeoptError: E240 where it is modelled, names no model, is of a draft model or has a dtype that is none of
-            `BYTES`, and as `model_shape` and `heads_drafting`.
-    """
+    """A measured profile with the model and heads that its provenance names."""
     from treeopt.models.config_shapes import heads_drafting
     from treeopt.models.shapes import model_shape
     from treeopt.plan.fit import MeasuredSteps
@@ -146,12 +141,7 @@ def chosen_candidates(console: Console, options: Mapping[str, Any], model: StepM
 
 
 def _drafters(named: Sequence[str], files: Sequence[str], calibrations: Sequence[Calibration]) -> list[Drafter | None]:
-    """The drafter of each calibration, from --drafter or its own file; None for the heads' guesses.
-
-    Raises:
-        TreeoptError: E240 where a drafter's file is not found, or two draft models are to have one shape; and as
-            `load_drafter`.
-    """
+    """The drafter of each calibration, from --drafter or its own file; None for the heads' guesses."""
     from treeopt.files.drafters import load_drafter
 
     found: list[Drafter | None] = []
@@ -173,11 +163,7 @@ def _drafters(named: Sequence[str], files: Sequence[str], calibrations: Sequence
 
 
 def _drafting_of(file: str, calibration: Calibration, drafter: Drafter | None, options: Drafting) -> Drafting:
-    """What a drafter computes: its number of heads, and the draft model of the options where it has one.
-
-    Raises:
-        TreeoptError: E240 where the options name another number of heads, or no draft model for one that needs it.
-    """
+    """What a drafter computes: its number of heads, and the draft model of the options where it has one."""
     heads = calibration.num_heads if drafter is None else drafter.num_heads
     if heads and options.heads not in (0, heads):
         what = f"the drafter of {file} has {heads} heads, and the options name {options.heads}"

@@ -67,13 +67,7 @@ def nproc_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def team_of(options: Mapping[str, Any]) -> Processes | None:
-    """The processes that divide the work of the running command, of which this is one; None for this one alone.
-
-    Raises:
-        click.UsageError: for --nproc under torchrun or with the number of a device, and for several processes with
-            `--batch-size auto` or `--device-map`.
-        TreeoptError: E402 where there are fewer devices than processes.
-    """
+    """The processes that divide the work of the running command, of which this is one; None for this one alone."""
     context = click.get_current_context()
     team = known_team(context)
     if options["device_map"] is not None and (team is not None or options["nproc"] > 1):
@@ -100,11 +94,7 @@ def team_of(options: Mapping[str, Any]) -> Processes | None:
 
 
 def division_of(options: Mapping[str, Any]) -> BatchRun[Any]:
-    """The processes that divide what the running command decodes; every one of them runs the rest of it too.
-
-    Raises:
-        BaseException: as `team_of`.
-    """
+    """The processes that divide what the running command decodes; every one of them runs the rest of it too."""
     from treeopt.runs.batches import BatchRun
 
     return BatchRun(team_of(options))

@@ -91,11 +91,7 @@ def _target(options: Mapping[str, Any]) -> str:
 
 
 def _static(options: Mapping[str, Any]) -> Tree:
-    """The tree that is drawn without an example.
-
-    Raises:
-        TreeoptError: E203 for a policy; as `as_plan_for`.
-    """
+    """The tree that is drawn without an example."""
     from treeopt.decode.plans import as_plan_for
     from treeopt.policy import TreePolicy
 

@@ -105,12 +105,7 @@ def _mapped(value: Any, mapping: Mapping[str, str]) -> Any:
 
 
 def _checked(file: Path, mapping: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """The stored configuration with the present names of inputs.
-
-    Raises:
-        TreeoptError: E201 for a missing file or input, E203 where no command or no hashes are stored, E207 for an input
-            with another content.
-    """
+    """The stored configuration with the present names of inputs."""
     stored = stored_configuration(file)
     if len([name for name in stored if name not in NO_COMMANDS]) != 1 or MADE_BY not in stored:
         what = f"{file} does not store one command with the hashes of its inputs"

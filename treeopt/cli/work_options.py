@@ -63,11 +63,7 @@ def batch_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def batch_settings(console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
-    """`batch_size`, or `auto_batch`, of the library's functions.
-
-    Raises:
-        click.UsageError: for `auto` with --shard.
-    """
+    """`batch_size`, or `auto_batch`, of the library's functions."""
     if options["batch_size"] != AUTO:
         return {"batch_size": options["batch_size"]}
     if options.get("shard") is not None:
@@ -97,12 +93,7 @@ def name_shard(options: dict[str, Any]) -> None:
 
 
 def open_work(options: Mapping[str, Any]) -> Work:
-    """The work folder of the output, after checking that a run can begin or continue there, and its processes.
-
-    Raises:
-        click.UsageError: with --resume and --force; as `team_of`.
-        TreeoptError: as `Work` and `team_of`.
-    """
+    """The work folder of the output, after checking that a run can begin or continue there, and its processes."""
     from treeopt.runs.work import Work
 
     check_apart("resume", "force")
