@@ -195,11 +195,7 @@ def _as_paths(given: Any) -> tuple[Path, ...]:
 
 
 def as_path(path: Any) -> Path:
-    """A sequence of ranks as a tuple of int.
-
-    Raises:
-        TreeoptError: E103 where it is none.
-    """
+    """A sequence of ranks as a tuple of int; E103 where it is none."""
     try:
         if not isinstance(path, (str, bytes, Mapping, set, frozenset)):
             ranks = tuple(path)

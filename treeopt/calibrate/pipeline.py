@@ -121,9 +121,6 @@ def answer_shard(job: Job) -> AnswerShard | None:
 
     A drafter is learned from all texts, so only the answers are divided. `treeopt.calibrate.results.fill_work` joins
     them to an unfinished run, which `run_calibration` continues.
-
-    Raises:
-        ValueError: where there is no shard, or the answers are given.
     """
     shard = job.options.shard
     if shard is None or job.options.responses:
@@ -303,14 +300,9 @@ def _of_arrays(arrays: Mapping[str, NDArray[Any]]) -> TextTraces:
 def as_calibration(
     texts: Sequence[Text], traced: Sequence[TextTraces], top_k: int, provenance: Provenance, *, levels: int = 1
 ) -> Calibration:
-    """The calibration of traced texts.
+    """The calibration of texts, by ascending prompt id, and of their traces in this order.
 
-    Args:
-        texts: by ascending prompt id.
-        traced: their traces, in this order; a part may have those of several texts, and one of all is not copied.
-        top_k: ranks that are told apart.
-        provenance: the origin.
-        levels: of traces, where there is no text.
+    A part may have the traces of several texts; one of all is not copied. `levels` are those of traces without any text.
     """
     ranks = [one.ranks for one in traced] or [np.zeros((0, levels), np.uint8)]
     return Calibration(
@@ -328,10 +320,7 @@ def as_calibration(
 def check_whole(texts: Sequence[Text], prompt_ids: Sequence[str], budget: int) -> None:
     """Raise RuntimeError, for a fault of this program, unless the texts are those of a run, each of them once.
 
-    Args:
-        texts: with their answers; later turns of a prompt too.
-        prompt_ids: of the run's prompts.
-        budget: most tokens of an answer.
+    `prompt_ids` are those of the run, whose texts have later turns too; `budget` is the most tokens of an answer.
     """
     found = {text.prompt_id for text in texts}
     longest = max((len(text.answer) for text in texts), default=0)

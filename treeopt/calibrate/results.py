@@ -113,20 +113,10 @@ def is_answers(path: str | os.PathLike[str]) -> bool:
 
 
 def fill_work(paths: Sequence[str | os.PathLike[str]], work: Work) -> int:
-    """Make an unfinished run of all shards of answers; `run_calibration` with this work continues it.
+    """Make an unfinished run, in an empty work folder, of all shards of answers; the number of its batches.
 
-    The result is that of the run without shards, byte for byte. What is left is to learn the drafter (to sample text,
-    to count and to fit) and to trace all answers.
-
-    Args:
-        paths: files that `treeopt calibrate --shard` wrote for a drafter that is learned.
-        work: an empty work folder.
-
-    Returns:
-        The number of batches of answers.
-
-    Raises:
-        TreeoptError: as `merge_calibrations`.
+    `run_calibration` continues it: it learns the drafter and traces all answers. The result is that of the run without
+    shards, byte for byte.
     """
     parts = [(name, load_answers(name)) for name in sorted(os.fspath(path) for path in paths)]
     _check_same(parts)
@@ -146,11 +136,7 @@ def _given(chunk: Chunk) -> Chunk:
 
 
 def merge_shards(parts: Sequence[tuple[str, CalibrationShard]]) -> CalibrationRun:
-    """The calibration of the run that these shards, with the names of their files, belong to.
-
-    Raises:
-        TreeoptError: E221 where their settings differ, E224 where a shard is missing or given twice.
-    """
+    """The calibration of the run that these shards, with the names of their files, belong to: E221, E224."""
     _check_same(parts)
     _check_whole(parts)
     ordered = sorted((part for _, part in parts), key=lambda part: part.shard.index)

@@ -19,12 +19,7 @@ _SHOWN_CHARACTERS = 40  # of the target's name in that of the temporary file; at
 
 
 def check_writable(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
-    """The path, after checking that a file can be written there; called before any long work.
-
-    Raises:
-        TreeoptError: E202 where it exists and `overwrite` is off; E204 where the name is not a file's, or its folder is
-            missing or not writable; E403 where the disk is full.
-    """
+    """The path, after checking before any work that a file can be written there; else E202, E204 or E403."""
     if not str(path) or str(path) == STANDARD_STREAM or str(path).startswith(_STREAMS):
         what = f"{str(path)!r} is not the name of a file"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, why="files are written atomically", fix="-o FILE")
@@ -98,11 +93,7 @@ def unwritable(path: str | os.PathLike[str], error: OSError) -> TreeoptError:
 
 
 def check_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder, after checking that it exists or can be made; called before any long work.
-
-    Raises:
-        TreeoptError: E204 where it is not a folder, or the folder above it cannot be written to.
-    """
+    """The folder, after checking before any work that it exists or can be made; else E204."""
     folder = Path(path)
     known = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not known.is_dir():
@@ -113,11 +104,7 @@ def check_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder, which is made with its parents where it is missing.
-
-    Raises:
-        TreeoptError: E204 where it cannot be made.
-    """
+    """The folder, which is made with its parents where it is missing."""
     folder = check_folder(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,22 +114,12 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes | Iterable[bytes], *, overwrite: bool = True) -> None:
-    """Write the whole file, or leave the previous one unchanged.
-
-    Raises:
-        TreeoptError: as `check_writable`; E403 where the disk is full, E204 where the system reports another error.
-    """
+    """Write the whole file, or leave the previous one unchanged."""
     write_files({Path(path): content}, overwrite=overwrite)
 
 
 def write_files(contents: Mapping[Path, bytes | Iterable[bytes]], *, overwrite: bool = True) -> None:
-    """Write several files that belong together: all of them, or none.
-
-    Each is written to a temporary file beside it; then all are renamed. A rename that fails undoes those before it.
-
-    Raises:
-        TreeoptError: as `write_bytes`.
-    """
+    """Write several files that belong together, each beside its target first: all of them are renamed, or none."""
     targets = {path: check_writable(path, overwrite=overwrite) for path in contents}
     staged: dict[Path, str] = {}
     writing = next(iter(contents))
@@ -197,12 +174,10 @@ def _discard(*files: str | Path) -> None:
 
 
 def write_text(path: str | os.PathLike[str], content: str) -> None:
-    """`write_bytes` for text, in UTF-8."""
     write_bytes(path, content.encode())
 
 
 def _temporary_prefix(target: Path) -> str:
-    """The prefix of the temporary file's name, cut so that long names stay possible."""
     return f".{target.name[:_SHOWN_CHARACTERS]}."
 
 

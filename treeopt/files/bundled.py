@@ -12,11 +12,7 @@ _KINDS = ("trees", "calibration")
 
 
 def data_root(kind: str) -> Path:
-    """The folder of one kind of data (`trees` or `calibration`).
-
-    Raises:
-        TreeoptError: E201 where the installation lacks it.
-    """
+    """The folder of one kind of data, `trees` or `calibration`."""
     assert kind in _KINDS
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "data" / kind, package.parent / kind):
@@ -26,12 +22,12 @@ def data_root(kind: str) -> Path:
 
 
 def zoo() -> dict[str, Path]:
-    """Name and file of each bundled tree, by name."""
+    """The bundled trees by name."""
     return {path.stem: path for path in sorted(data_root("trees").glob("*.yaml"))}
 
 
 def prompt_sets() -> dict[str, Path]:
-    """Name and file of each named prompt set: the description of a set on the hub (.yaml), or prompts (.jsonl)."""
+    """The files of named prompt sets: the description of a set on the hub (.yaml), or prompts (.jsonl)."""
     named = {path.stem: path for path in (data_root("calibration") / "prompts").glob("*.yaml")}
     return dict(sorted({**named, POCKET: pocket() / "prompts.jsonl"}.items()))
 

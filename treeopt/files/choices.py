@@ -38,20 +38,12 @@ def choices_text(tree: Tree) -> str:
 
 
 def parse_choices(path: Path, text: str) -> Tree:
-    """The tree of a text that holds one list of paths, in any order.
-
-    Raises:
-        TreeoptError: E203 with the place where it is not such a list, or with the paths that are not those of a tree.
-    """
+    """The tree of a text that holds one list of paths, in any order; E203 with the place where it does not."""
     return tree_of_literal(path, literal(path, text))
 
 
 def tree_of_literal(path: Path, found: Any) -> Tree:
-    """The tree of the value of a file, which must be a list of paths, in any order.
-
-    Raises:
-        TreeoptError: E203 as `parse_choices`.
-    """
+    """The tree of the value of a file, which must be a list of paths, in any order."""
     if not isinstance(found, (list, tuple)):
         raise _fault(path, 1, 1, f"holds a value of type {type(found).__name__}, not a list of paths")
     try:
@@ -62,11 +54,7 @@ def tree_of_literal(path: Path, found: Any) -> Tree:
 
 
 def literal(path: Path, text: str) -> Any:
-    """The value of a text in JSON, or of one Python literal with or without `name =`; nothing is executed.
-
-    Raises:
-        TreeoptError: E203 with the place, where it is neither, is nested too deeply, or has a key twice.
-    """
+    """The value of a text in JSON, or of one Python literal with or without `name =`; nothing is executed."""
     if "\0" in text:
         raise _fault(path, 1, 1, "holds zero bytes, as text in UTF-16 does, and is not UTF-8 text")
     _check_depth(path, text)

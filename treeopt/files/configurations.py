@@ -57,11 +57,7 @@ Configuration = Mapping[str, Mapping[str, Any]]
 
 
 def read_configuration(path: str | os.PathLike[str]) -> tuple[Document, Where]:
-    """The document of a file for `--config`, and the place of its options: those of a file of treeopt are stored in it.
-
-    Raises:
-        TreeoptError: E201 where it is missing; E203 where it is not YAML with names of options, or stores none.
-    """
+    """The document of a file for `--config`, and the place of its options, which files of treeopt store."""
     from treeopt.files import strict_yaml
 
     file = Path(path)
@@ -112,11 +108,7 @@ def _place(data: Any) -> Where | None:
 
 
 def stored_configuration(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
-    """The configuration that is stored in a file of treeopt, or in the config of heads in a folder.
-
-    Raises:
-        TreeoptError: E201 where it is missing; E203 where it stores none.
-    """
+    """The configuration that is stored in a file of treeopt, or in a folder of heads; E203 without one."""
     document, place = read_configuration(path)
     found = _part(document.data, place)
     if not isinstance(found, dict) or not all(isinstance(options, dict) for options in found.values()):
@@ -137,10 +129,7 @@ def configuration_yaml(configuration: Configuration, indent: str = "") -> str:
 def command_lines(configuration: Configuration, *more: str, arguments: Sequence[str] = ()) -> list[str]:
     """The commands of a configuration as they can be typed again, without the options under `defaults`.
 
-    Args:
-        configuration: as it is stored.
-        more: words at the end of each command, such as `-o` and a file.
-        arguments: the names of the entries that are arguments, in their order; all others are options.
+    `more` ends each command, such as `-o FILE`; `arguments` are names of entries that are no options, in their order.
     """
     return [
         shlex.join(["treeopt", *name.split(), *_command_words(options, more, arguments)])
@@ -160,7 +149,6 @@ def _command_words(options: Mapping[str, Any], more: Sequence[str], arguments: S
 
 
 def _words(option: str, value: Any) -> list[str]:
-    """One option as it is typed."""
     if isinstance(value, bool):
         return [f"--{option}" if value else f"--no-{option}"]
     values = value if isinstance(value, (list, tuple)) else [value]
@@ -175,16 +163,11 @@ def stored_lines(source: Mapping[str, Any]) -> list[str]:
 
 
 def note_of(path: str | os.PathLike[str]) -> Path:
-    """The path of the note of a file."""
     return Path(f"{os.fspath(path)}{_NOTE_SUFFIX}")
 
 
 def write_note(path: str | os.PathLike[str], configuration: Configuration) -> None:
-    """Write the note of a file that is written; the note of an earlier file of this name is replaced.
-
-    Raises:
-        TreeoptError: as `treeopt.files.atomic.write_text`.
-    """
+    """Write the note of a file that is written; the note of an earlier file of this name is replaced."""
     lines = [
         f"# how {Path(path).name} was made: treeopt reproduce makes it again",
         f"schema: {_NOTE_SCHEMA}",
@@ -195,11 +178,7 @@ def write_note(path: str | os.PathLike[str], configuration: Configuration) -> No
 
 
 def _noted(path: Path) -> dict[str, Any] | None:
-    """The configuration in the note of a file; None where the file has no note.
-
-    Raises:
-        TreeoptError: E203 where the note is not one, or is of other content than the file has.
-    """
+    """The configuration in the note of a file; None without one, E203 where it is of other content."""
     from treeopt.files import strict_yaml
 
     note = note_of(path)

@@ -23,17 +23,13 @@ _Name = str | os.PathLike[str]
 
 
 def check_output(path: _Name, *, kind: str | None = None, force: bool, inputs: Iterable[_Name | None] = ()) -> Path:
-    """The path, after checking that a command may write its output there.
+    """The path, after checking that a command may write its output there: E202, E204.
 
     Args:
         path: the output.
-        kind: one of `treeopt.files.outputs`, for outputs that are fast to make again; None for all others.
+        kind: one of the kinds above, for outputs that are fast to make again; None for all others.
         force: replace any file that is not an input.
         inputs: files and model folders that the command reads; None for an option that is not given.
-
-    Raises:
-        TreeoptError: E202 where a file exists that must not be replaced without --force; E204 where it is an input, or
-            cannot be written.
     """
     target = check_writable(path, overwrite=True)
     check_no_input(path, *inputs)
@@ -113,11 +109,7 @@ _PIECE = 1 << 20  # bytes that are hashed at a time
 def write_marked(
     path: str | os.PathLike[str], content: str, kind: str, configuration: Configuration | None = None
 ) -> None:
-    """Write a text, which must end with a line break, the configuration of its command as a comment, and its mark.
-
-    Raises:
-        TreeoptError: as `treeopt.files.atomic.write_bytes`.
-    """
+    """Write a text, which must end with a line break, the configuration of its command as a comment, and its mark."""
     assert content.endswith("\n")
     written_as = Path(path).suffix.lower() if kind in (PICTURE, REPORT) else ""
     before, after = _COMMENTS.get(written_as, _YAML_COMMENT)
@@ -140,7 +132,7 @@ def is_edited(path: Path) -> bool:
 
 
 def _mark_of(path: Path) -> tuple[str | None, bool]:
-    """The kind that the mark of a regular file names, if it has one, and whether the text before it was written so."""
+    """The kind in the mark of a regular file, if it has one, and whether the text before it is as it was written."""
     if not is_regular(path):
         return None, False
     size = path.stat().st_size

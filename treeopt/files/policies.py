@@ -86,12 +86,7 @@ def load_plan(name_or_path: str | os.PathLike[str]) -> Plan:
 
 
 def as_policy(policy: TreePolicy | str | os.PathLike[str]) -> TreePolicy:
-    """A policy: given as a record, or as the name of a file.
-
-    Raises:
-        TreeoptError: as `load_plan`.
-        TypeError: where it is something else, such as a tree.
-    """
+    """A policy: given as a record, or as the name of a file."""
     found = load_plan(policy) if isinstance(policy, (str, os.PathLike)) else policy
     if not isinstance(found, TreePolicy):
         raise TypeError(f"a policy is a TreePolicy, or the name of its file; this is a {type(found).__name__}")
@@ -120,11 +115,7 @@ def _policy_of(document: Document) -> TreePolicy:
 
 
 def load_plan_for(name_or_path: str | os.PathLike[str]) -> tuple[Plan, Drafter | None]:
-    """A tree or policy with the drafter that it names.
-
-    Raises:
-        TreeoptError: as `load_plan` and `load_drafter`; E201 where the drafter's file is missing.
-    """
+    """A tree or policy with the drafter that it names."""
     plan = load_plan(name_or_path)
     file = plan.source.get("drafter") if plan.drafter else None
     if file is not None and not os.path.exists(file):

@@ -102,11 +102,7 @@ def load_profile(path: str | os.PathLike[str] = PROFILE_FILE) -> LatencyProfile:
 
 
 def save_profile(profile: LatencyProfile, path: str | os.PathLike[str]) -> None:
-    """Write a profile as YAML; `load_profile` returns an equal one. An existing file is replaced.
-
-    Raises:
-        TreeoptError: E230 where its provenance has an entry that is not in the format; E204 where it cannot be written.
-    """
+    """Write a profile as YAML; `load_profile` returns an equal one. An existing file is replaced."""
     write_text(path, profile_yaml(profile))
 
 

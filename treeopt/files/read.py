@@ -30,16 +30,7 @@ _WAIT_MS = 5000  # for another process to open a pipe
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
-    """The content of a file that must exist.
-
-    Args:
-        path: of a file, or of a pipe that another process writes to.
-        most: bytes that are read; of a pipe or device at most 64 MiB.
-
-    Raises:
-        TreeoptError: E201 where it is missing; E203 where it is a folder, unreadable or too large, or a pipe that
-            nobody writes to; E403 where it does not fit into the free memory.
-    """
+    """The content of a file, or at most 64 MiB of a pipe: E201, E203 (more than `most` bytes, too), E403."""
     with _errors(path):
         size = os.stat(path).st_size
         if size <= most:
@@ -60,7 +51,7 @@ def read_start(path: str | os.PathLike[str], most: int) -> tuple[bytes, int]:
     """The first bytes of a file, at most so many, and its size as far as it is known.
 
     Raises:
-        OSError: as `open`; for a folder, and for a pipe that no other process opens within five seconds.
+        OSError: also for a folder, and for a pipe that no other process opens within five seconds.
         ValueError: for a name that no file can have.
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -119,16 +110,7 @@ def unreadable(error: OSError | ValueError) -> str:
 
 
 def parse_json(raw: bytes | str, *, finite: bool = True) -> Any:
-    """The value of a JSON document.
-
-    Args:
-        raw: the document.
-        finite: refuse numbers that are not finite.
-
-    Raises:
-        ValueError: where it is not JSON, is nested too deeply, has a key twice in one object, or a number that is not
-            finite.
-    """
+    """The value of a JSON document; ValueError where it is none, has a key twice, or a number that is not `finite`."""
     numbers: dict[str, Any] = {"parse_constant": _not_finite, "parse_float": _finite} if finite else {}
     try:
         return json.loads(raw, object_pairs_hook=_unique, **numbers)
@@ -137,11 +119,7 @@ def parse_json(raw: bytes | str, *, finite: bool = True) -> Any:
 
 
 def read_settings(file: Path) -> Any:
-    """The value of a small JSON file of any program; of equal keys the last one counts, as in that program.
-
-    Raises:
-        TreeoptError: as `read_bytes`; E203 where it is not JSON.
-    """
+    """The value of a small JSON file of any program; of equal keys the last one counts, as in that program."""
     raw = read_bytes(file, MOST_SETTINGS)
     try:
         return json.loads(raw)

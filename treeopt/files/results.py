@@ -130,35 +130,22 @@ Record = TypeVar("Record", ValidationResult, ComparisonResult, DecodingResult)
 
 
 def load_validation(path: str | os.PathLike[str]) -> ValidationResult:
-    """The result of `treeopt validate --json`.
-
-    Raises:
-        TreeoptError: E201 where the file is missing, E203 where it is not such a result.
-    """
+    """The result of `treeopt validate --json`."""
     return _load(path, ValidationResult, "validate")
 
 
 def load_comparison(path: str | os.PathLike[str]) -> ComparisonResult:
-    """The result of `treeopt compare --json`; errors as `load_validation`."""
+    """The result of `treeopt compare --json`."""
     return _load(path, ComparisonResult, "compare")
 
 
 def load_decoding(path: str | os.PathLike[str]) -> DecodingResult:
-    """The result of `treeopt generate --json`; errors as `load_validation`."""
+    """The result of `treeopt generate --json`."""
     return _load(path, DecodingResult, "generate")
 
 
 def load_json(path: str | os.PathLike[str], formats: str) -> Any:
-    """The content of a JSON file.
-
-    Args:
-        path: the file.
-        formats: what is expected, for the error.
-
-    Raises:
-        TreeoptError: E201 where the file is missing; E203 where it is not JSON, has a key twice in one object, or a
-            number that is not finite.
-    """
+    """The content of a JSON file; `formats` says in an error what is expected."""
     file = Path(path)
     if not file.exists():
         raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}", at=str(path), fix=formats)

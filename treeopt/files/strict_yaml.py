@@ -55,20 +55,11 @@ class Document:
 
 
 def load(path: Path) -> Document:
-    """Read one YAML file.
-
-    Raises:
-        TreeoptError: E201 where it is missing; E203 where it is too large, empty, not YAML, or breaks a rule above.
-    """
     return parse(path, read_bytes(path, MAX_BYTES))
 
 
 def parse(path: Path, raw: bytes) -> Document:
-    """The document in the bytes of a file.
-
-    Raises:
-        TreeoptError: E203 as `load`.
-    """
+    """The document in the bytes of a file; E203 where it is too large, empty, not YAML, or breaks a rule above."""
     if len(raw) > MAX_BYTES:
         raise _fault(path, 1, 1, f"has {len(raw):,} bytes; at most {MAX_BYTES:,} are read")
     try:
@@ -165,11 +156,7 @@ S = TypeVar("S", bound=Schema)
 
 
 def check(document: Document, schema: type[S], name: str) -> S:
-    """The document as a record of `schema`.
-
-    Raises:
-        TreeoptError: E203 with every fault (at most 10) and its place.
-    """
+    """The document as a record of `schema`; E203 with every fault (at most 10) and its place."""
     data = document.data
     found = data.get("schema") if isinstance(data, dict) else None
     if found != name:
@@ -184,12 +171,7 @@ def check(document: Document, schema: type[S], name: str) -> S:
 
 @contextmanager
 def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
-    """Turn errors of the block, which makes a record from a header and arrays, into errors that name the file.
-
-    Raises:
-        TreeoptError: E203 for an invalid header and for missing or invalid parts; the code of the record where the
-            record refuses its content.
-    """
+    """Context in which a record is made of a header and arrays: errors name the file; E203 or the record's own."""
     try:
         yield
     except ValidationError as error:
@@ -249,15 +231,7 @@ _MAGIC = (
 
 
 def read_text(path: Path, formats: str) -> bytes:
-    """The bytes of a file that may be UTF-8 text.
-
-    Args:
-        path: an existing file; a pipe is read to its end.
-        formats: the formats that are expected, for the error.
-
-    Raises:
-        TreeoptError: E203 where it is a folder, a binary file of treeopt, of another known format, or too large.
-    """
+    """The bytes of a file that may be UTF-8 text; E203, with the formats that are expected, where it cannot be."""
     most = MAX_BYTES
     try:
         raw, size = read_start(path, most + 1)

@@ -45,11 +45,7 @@ def write_arrays(
 
 
 def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Arrays and header of a file that `write_arrays` wrote with `header["schema"] == schema`.
-
-    Raises:
-        TreeoptError: E201 where it is missing, E203 where it is damaged or of another kind.
-    """
+    """Arrays and header of a file that `write_arrays` wrote with `header["schema"] == schema`; E203 for any other."""
     raw = read_bytes(path)
     try:
         arrays, header = _parse(raw)

@@ -104,22 +104,14 @@ def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
 
 
 def as_tree(tree: GivenTree) -> Tree:
-    """A tree: given as a record, as a name of a file or of `treeopt list`, or as a list of paths in any order.
-
-    Raises:
-        TreeoptError: as `load_tree`; E103 where a list is not a tree.
-    """
+    """A tree: given as a record, as a name of a file or of `treeopt list`, or as a list of paths in any order."""
     if isinstance(tree, (str, os.PathLike)):
         return load_tree(tree)
     return tree if isinstance(tree, Tree) else Tree.from_paths(tree)
 
 
 def read_plan(name_or_path: str | os.PathLike[str]) -> Document | Tree:
-    """The content of a file, or of a bundled tree: a list of paths as a tree, YAML as a document.
-
-    Raises:
-        TreeoptError: as `load_tree`.
-    """
+    """The content of a file, or of a bundled tree: a list of paths as a tree, YAML as a document."""
     if not isinstance(name_or_path, (str, os.PathLike)):
         what = f"a tree is loaded by the name of a file or of `treeopt list`, not by a {type(name_or_path).__name__}"
         raise TypeError(f"{what}; treeopt.Tree.from_paths makes a tree of a list of paths")
@@ -147,11 +139,7 @@ def schema_of(document: Document) -> str | None:
 
 
 def tree_of(document: Document) -> Tree:
-    """The tree of a document.
-
-    Raises:
-        TreeoptError: E203 with every fault (at most 10) and its place.
-    """
+    """The tree of a document; E203 with every fault (at most 10) and its place."""
     _check_kind(document)
     content = check(document, TreeFile, SCHEMA)
     paths = [tuple(line.path) for line in content.paths]

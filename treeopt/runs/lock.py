@@ -64,11 +64,7 @@ class Lock:
                 os.close(handle)
 
     def take(self) -> None:
-        """Take the lock; the folder above the run is made.
-
-        Raises:
-            TreeoptError: E204 where another process has it, or the file cannot be written; E403 where the disk is full.
-        """
+        """Take the lock; E204 where another process has it. The folder above the run is made."""
         if self.held:
             return
         locked = True

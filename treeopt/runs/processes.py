@@ -70,9 +70,8 @@ class Processes:
 
         Raises:
             ProcessFailed: in the first process, where another has failed.
-            TreeoptError: E405 there, where another was killed.
-            TreeoptError: E405 in the others, where the first has ended.
-            KeyboardInterrupt: there, where the first has called `stop`.
+            TreeoptError: E405 there, where another was killed; in the others, where the first has ended.
+            KeyboardInterrupt: in the others, where the first has called `stop`.
         """
         self._check()
         return self._store.add(f"{stage}/taken", 1) - 1
@@ -95,11 +94,7 @@ class Processes:
         return zlib.decompress(b"".join(self._store.get(f"{name}/part{i}") for i in range(parts))).decode()
 
     def meet(self, stage: str, value: str, *, waiting: Callable[[], None]) -> list[str]:
-        """The values of all processes, when all have called this; `waiting` is called while others have not.
-
-        Raises:
-            BaseException: as `take`.
-        """
+        """The values of all processes, when all have called this; `waiting` is called while others have not."""
         keys = [f"{stage}/{rank}" for rank in range(self.size)]
         self._store.set(keys[self.rank], value)
         while not self._store.check(keys):
@@ -109,11 +104,7 @@ class Processes:
         return [self._store.get(key).decode() for key in keys]
 
     def await_others(self, stage: str) -> None:
-        """In the first process, wait until all others have called this; the others go on at once.
-
-        Raises:
-            BaseException: as `take`.
-        """
+        """In the first process, wait until all others have called this; the others go on at once."""
         if self.rank:
             self.add(stage, 1)
             return
@@ -136,11 +127,7 @@ class Processes:
             time.sleep(_POLL)
 
     def fail(self, report: Mapping[str, Any]) -> bool:
-        """Tell the first process the error by which this one ends.
-
-        Returns:
-            Whether the first process prints it.
-        """
+        """Tell the first process the error by which this one ends; whether that one prints it."""
         try:
             self._store.compare_set(_FAILED, "", json.dumps({**report, "process": self.rank}))
             if self._watched:  # the first process sees the exit status, and reads this
@@ -199,11 +186,7 @@ class Processes:
 
 
 def joined() -> Processes:
-    """The processes that torchrun or `launched` started, of which this is one.
-
-    Raises:
-        TreeoptError: E405 where the others cannot be reached.
-    """
+    """The processes that torchrun or `launched` started, of which this is one; E405 where it cannot reach them."""
     try:
         store, rank, size = next(rendezvous("env://"))
     except (DistError, ValueError) as error:
@@ -221,12 +204,8 @@ _HERE = "127.0.0.1"
 def launched(main: Callable[[], None], arguments: Sequence[str], size: int) -> Processes:
     """Start `size` - 1 processes that run the same command, and lead them.
 
-    They use as many threads as this process: sums are rounded differently with another number.
-
-    Args:
-        main: the program, a function of a module; it reads `sys.argv`.
-        arguments: of the program.
-        size: number of processes, this one among them.
+    They use as many threads as this process, as sums are rounded differently with another number. `main` is a function
+    of a module, which reads `sys.argv`.
     """
     store = TCPStore(_HERE, 0, is_master=True, wait_for_workers=False)
     given = (main, tuple(arguments), store.port, size, torch.get_num_threads())

@@ -134,11 +134,7 @@ class _ShardHeader(Contents):
 
 
 def save_shard(part: CalibrationShard, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write a shard; equal content gives equal bytes.
-
-    Raises:
-        TreeoptError: E202 where the file exists and `overwrite` is off.
-    """
+    """Write a shard; equal content gives equal bytes."""
     arrays, header = content_of(part.calibration, path)
     header |= {
         "schema": SCHEMA,
@@ -151,11 +147,6 @@ def save_shard(part: CalibrationShard, path: str | os.PathLike[str], *, overwrit
 
 
 def load_shard(path: str | os.PathLike[str]) -> CalibrationShard:
-    """Read a shard.
-
-    Raises:
-        TreeoptError: E201 where it is missing; E203 or E220 where it is invalid.
-    """
     arrays, found = read_arrays(path, SCHEMA)
     with reading(path, "shard of a calibration"):
         header = _ShardHeader.model_validate(found)
@@ -172,11 +163,7 @@ def load_shard(path: str | os.PathLike[str]) -> CalibrationShard:
 
 
 def save_answers(part: AnswerShard, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write a shard of answers; equal content gives equal bytes.
-
-    Raises:
-        TreeoptError: E202 where the file exists and `overwrite` is off.
-    """
+    """Write a shard of answers; equal content gives equal bytes."""
     header = {
         "schema": ANSWERS_SCHEMA,
         "shard": part.shard.index,
@@ -191,11 +178,6 @@ def save_answers(part: AnswerShard, path: str | os.PathLike[str], *, overwrite: 
 
 
 def load_answers(path: str | os.PathLike[str]) -> AnswerShard:
-    """Read a shard of answers.
-
-    Raises:
-        TreeoptError: E201 where it is missing; E203 where it is invalid.
-    """
     arrays, found = read_arrays(path, ANSWERS_SCHEMA)
     with reading(path, "shard of answers"):
         header = _AnswerHeader.model_validate(found)

@@ -106,14 +106,11 @@ class Work(BatchRun[Chunk]):
             self._check()
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Begin the run, or continue it.
-
-        Args:
-            settings: all that the chunks depend on, in types of JSON.
+        """Begin the run, or continue it; `settings`, in types of JSON, are all that the chunks depend on.
 
         Raises:
-            TreeoptError: E205 where the run was started with other settings, E406 where those of another process
-                differ, or it does not see the folder; those of `Work` and of writing.
+            TreeoptError: E205 where the run was started with other settings, E406 where those of another process differ,
+                or it does not see the folder.
         """
         self._settings = json.loads(json.dumps(settings))
         if not self.follows:
@@ -142,10 +139,6 @@ class Work(BatchRun[Chunk]):
         """The chunks of these numbers, in their order, as `chunk` gives each of them.
 
         Of several processes each takes the next chunk that none has taken, until all are stored; then they are read.
-
-        Raises:
-            KeyboardInterrupt: after `stop`, when the chunks in flight are stored; in the others at their next chunk.
-            TreeoptError: those of `chunk`; E405 where another process has ended, E406 where its chunks are not seen.
         """
         names = {number: chunk_name(part, number) for number in numbers}
         if self.team is not None:

@@ -147,17 +147,7 @@ def answer_all(
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[Text], list[Skipped]]:
-    """Answer prompts, and the later turns of dialogues after the model's answers to the turns before them.
-
-    Args:
-        base: the base model.
-        prompts: token ids of the prompts.
-        options: how they are answered.
-        progress: called after each batch with the number of finished texts and of all texts.
-
-    Returns:
-        The answered texts by prompt id, and the turns that did not fit into the context.
-    """
+    """The answers to prompts and to later turns, by prompt id, and the turns that did not fit into the context."""
     batches = answer_batches(prompts, options)
     answers = (answer_batch(base, batch, options, number) for number, batch in enumerate(batches))
     return collect(batches, answers, progress)

@@ -72,19 +72,9 @@ class Encoded:
 def encode(
     prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None, *, chat_template: bool, vocab: int | None = None
 ) -> tuple[list[int], list[int]]:
-    """Token ids of a prompt and of its answer (empty where it has none).
+    """Token ids of a prompt and of its answer (empty where it has none); `vocab` is the model's size, to check them.
 
     Without a chat template the messages of a dialogue are joined by newlines; commands say so beside their figures.
-
-    Args:
-        prompt: the prompt.
-        tokenizer: of the base model.
-        chat_template: put requests through the tokenizer's chat template, where it has one.
-        vocab: vocabulary size of the model, to check the ids; None checks nothing.
-
-    Raises:
-        TreeoptError: E302 where a conversation has no chat template, or the template fails on it, E304 where there is
-            no tokenizer, or it gives ids outside the model's vocabulary.
     """
     if tokenizer is None:
         raise no_tokenizer()
@@ -110,17 +100,7 @@ def encode(
 
 
 def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], name: str, **options: Any) -> Any:
-    """A conversation by the tokenizer's chat template: token ids, or text with `tokenize=False`.
-
-    Args:
-        tokenizer: with a template.
-        messages: of the conversation.
-        name: of the conversation, for errors.
-        options: of `apply_chat_template`.
-
-    Raises:
-        TreeoptError: E302 where the template fails on the conversation.
-    """
+    """A conversation by the tokenizer's chat template: token ids, or text with `tokenize=False`; else E302."""
     whole = [{**message, "content": _whole_text(message["content"])} for message in messages]
     try:
         return tokenizer.apply_chat_template(whole, return_dict=False, **options)
@@ -150,10 +130,7 @@ def encode_prompts(
 ) -> Encoded:
     """Token ids of the prompts that fit, with `max_new_tokens` more, into the context; others are left out.
 
-    With `scored`, so are prompts with an empty answer.
-
-    Raises:
-        TreeoptError: E303 where no prompt is left; as `encode`.
+    With `scored`, so are prompts with an empty answer. E303 where no prompt is left.
     """
     assert max_new_tokens >= 1
     texts, skipped, cut = [], [], 0
@@ -179,12 +156,7 @@ def encode_prompts(
 def as_texts(
     base: Base, prompts: GivenPrompts | Sequence[Text], max_new_tokens: int, *, chat_template: bool = True
 ) -> tuple[Sequence[Text], tuple[Skipped, ...]]:
-    """The token ids of prompts, and the prompts that do not fit into the context; `Text` records are not changed.
-
-    Raises:
-        TreeoptError: as `as_prompt_set` and `encode_prompts`.
-        TypeError: as `as_prompt_set`.
-    """
+    """The token ids of prompts, and the prompts that do not fit into the context; `Text` records are not changed."""
     if isinstance(prompts, (list, tuple)) and prompts and all(isinstance(text, Text) for text in prompts):
         return prompts, ()
     rows: Any = prompts

@@ -14,11 +14,7 @@ from treeopt.texts.encode import Text
 
 @torch.inference_mode()
 def hidden_states(base: Base, texts: Sequence[Text]) -> list[Tensor]:
-    """Hidden states of the answers, one [G, d] a text: row i is the state that predicts answer token i.
-
-    Raises:
-        TreeoptError: E504 where states or logits of the base are not finite, E502 where its LM head reads others.
-    """
+    """Hidden states of the answers, one [G, d] a text: row i is the state that predicts answer token i."""
     # The last token is left out, as none follows it. A causal model does not attend to padding on the right.
     inputs = [text.prompt + text.answer[:-1] for text in texts]
     ids = torch.full((len(texts), max(map(len, inputs))), base.pad_id)
@@ -35,9 +31,6 @@ def answer_logits(base: Base, text: Text) -> Tensor:
     """The model's logits float [G, V] at an answer's positions; row i is the one that predicts answer token i.
 
     They come from the whole model, not from its LM head and `hidden_states`: some models scale or cap their logits.
-
-    Raises:
-        TreeoptError: E504 where they are not finite.
     """
     ids = torch.tensor([text.prompt + text.answer[:-1]], device=base.device)
     logits, hidden = base.forward(ids, use_cache=False, logits_to_keep=len(text.answer))

@@ -140,11 +140,7 @@ def load_prompts(
 
 
 def read_rows(name: str, *, limit: int | None = None) -> tuple[str, list[Any]]:
-    """The sha256 of all rows of a file, hub data set or named set, and the first rows, at least one.
-
-    Raises:
-        TreeoptError: E201, E203, E301 and E303 as `load_prompts`.
-    """
+    """The sha256 of all rows of a file, hub data set or named set, and the first rows, at least one."""
     path = Path(name).expanduser()
     if not os.path.exists(path) and name in prompt_sets():
         path = prompt_sets()[name]
@@ -166,11 +162,7 @@ def row_id(digest: str, index: int) -> str:
 
 
 def as_prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) -> Prompt:
-    """The prompt in row `index` of `name`, with its answer where `answers` requires one.
-
-    Raises:
-        TreeoptError: E302 where a required field is missing or of another type.
-    """
+    """The prompt in row `index` of `name`, with its answer where `answers` requires one; E302 where one is missing."""
     fields = {_REQUESTS[0]: row} if isinstance(row, str) else row if isinstance(row, dict) else {}
     text, answer = fields.get(_PLAIN), _first_text(fields, ANSWERS)
     turns = next(filter(None, (_turns(fields.get(name)) for name in _TURNS)), ())
@@ -439,15 +431,10 @@ _KINDS = (
 
 
 def as_prompt_set(prompts: GivenPrompts, *, answers: bool = False) -> PromptSet:
-    """The prompts that a user gave.
-
-    Args:
-        prompts: a name as for `load_prompts`; a list whose elements are requests (strings), rows as in a prompt file,
-            or conversations (lists of `{"role": ..., "content": ...}`); one such conversation; or a `PromptSet`.
-        answers: require an answer in each row.
+    """The prompts that a user gave in any of the forms above; with `answers`, each row must have one.
 
     Raises:
-        TreeoptError: E302 for a row without a usable field, E303 where there is no row; as `load_prompts`.
+        TreeoptError: E302 for a row without a usable field, E303 where there is no row; those of `load_prompts`.
         TypeError: where the prompts are of another type.
     """
     if isinstance(prompts, PromptSet):
@@ -462,14 +449,7 @@ def as_prompt_set(prompts: GivenPrompts, *, answers: bool = False) -> PromptSet:
 def given_rows(given: Any, noun: str, record: str) -> tuple[str, list[Any]]:
     """The sha256 of the rows of a list, and the rows, with conversations as `{"messages": [...]}`.
 
-    Args:
-        given: strings, mappings or conversations; or the messages of one conversation.
-        noun: the name of the rows, for errors.
-        record: the record that may be given instead, for errors.
-
-    Raises:
-        TreeoptError: E303 where there is no row.
-        TypeError: where it is not a list of such rows.
+    `noun` names the rows in errors, and `record` what may be given instead.
     """
     if isinstance(given, (bytes, Mapping, set, frozenset)) or not isinstance(given, Iterable):
         raise TypeError(_KINDS.format(noun, record, type(given).__name__))

@@ -55,23 +55,15 @@ def draw(
 
     A round takes all prompts where, by the mean length of the answers so far, all are needed, or the result exceeds
     `tokens` by at most a twentieth. Another round takes only as many prompts as are needed, evenly spread over prompts
-    of all lengths, and the text that reaches `tokens` is cut there. So the result exceeds `tokens` by at most a
-    twentieth. It falls short only where as many answers as there are prompts contain no new text.
+    of all lengths, and the text that reaches `tokens` is cut there. It falls short only where as many answers as there
+    are prompts contain no new text.
 
     The texts depend on the prompts, the mean length of their answers, and `drawing`; those of whole rounds are equal
     for every `tokens` beyond one batch. Each batch has a number, which seeds it, so the batches of a round can be made
-    in any order and place; the rounds follow each other.
+    in any order and place; the rounds follow each other. Answers come batch by batch, by the length of the prompts.
 
-    Args:
-        base: the base model.
-        texts: the prompts, with answers from which the length of an answer is estimated.
-        drawing: tokens, temperature, seed and batches.
-        run: makes, stores and divides the batches.
-        progress: called at the beginning and after each batch with the tokens so far, their expected number, and the
-            share of new answers among those of the round.
-
-    Yields:
-        The answers with the model's greedy choices, each batch when it is finished, by the length of the prompts.
+    `progress` is called at the beginning and after each batch with the tokens so far, their expected number, and the
+    share of new answers among those of the round.
     """
     if not drawing.tokens:
         return
