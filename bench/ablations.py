@@ -101,7 +101,7 @@ def named(method: Method) -> str:
 
 def best_method(fitter: Fitter) -> Method:
     """The method that `build` would choose, without improving trees one by one."""
-    return fitter.choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS, refined=False)).method
+    return fitter.choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS)).method
 
 
 def texts_of(calibration: Calibration, sums: TextSums) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -218,12 +218,12 @@ def levels(given: argparse.Namespace) -> list[Panel]:
     calibration, rows, lines = load_calibration(given.calibration[0]), [], []
     for nodes in LEVELS_SIZES[:1] if given.tiny else LEVELS_SIZES:
         limits = tree_limits(calibration, nodes, top_k=DEFAULT_TOP_K)
-        fit = Fitter(calibration, limits).choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS, refined=False))
+        fit = Fitter(calibration, limits).choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS))
         assert fit.sums is not None
         whole, enough, points = texts_of(calibration, fit.sums), [], []
         for count in range(1, calibration.num_heads + 1):
             limited = Fitter(calibration, dataclasses.replace(limits, max_depth=count))
-            [(_, tree)] = limited.build([fit.method])
+            tree = limited.build(fit.method).tree()
             [sums] = limited.cross_validated_sums(fit.method, [nodes])
             own, tau = texts_of(calibration, sums), sums.tokens_per_step
             share, interval = tau / fit.sums.tokens_per_step, ratio_interval(*own, *whole)
@@ -282,7 +282,7 @@ def sizes(given: argparse.Namespace) -> list[Panel]:
 def _trees_of_size(calibration: Calibration, nodes: int) -> dict[str, TextSums]:
     """For each kind of trees, cross-validated tokens and steps of each text."""
     fitter = Fitter(calibration, tree_limits(calibration, nodes, top_k=DEFAULT_TOP_K))
-    fit = fitter.choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS, refined=False))
+    fit = fitter.choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS))
     assert fit.sums is not None
     [medusa] = fitter.cross_validated_sums(MEDUSA, [nodes])
     found = {"independent tree": medusa, "best static tree": fit.sums}
@@ -330,7 +330,7 @@ def _judged(fitter: Fitter, method: Method, order: NDArray[np.int64], count: int
     for part in range(FOLDS):
         fitted: Masks = np.zeros(len(order), np.bool_)
         fitted[order[parts[order] != part][:count]] = True
-        [(growth, _)] = fitter.build([method], fitted)
+        growth = fitter.build(method, fitted)
         sums.append(TraceRows.of(fitter.calibration, parts == part).sums(growth))
     return TextSums.of_folds(parts, sums)
 

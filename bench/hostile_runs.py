@@ -64,8 +64,6 @@ NUMBERS = (
     ["build", "--max-depth", HUGE],
     ["build", "--max-depth", "0"],
     ["build", "--holdout", HUGE],
-    ["build", "--refine", "nan"],
-    ["build", "--refine", "1e308", "--nodes", "4"],
     ["build", "--calibration", "calibration.safetensors", "--calibration", "calibration.safetensors"],
     ["build", *["--calibration", "calibration.safetensors"] * 2, "--mix", "1e308,1e308"],
     ["build", *["--calibration", "calibration.safetensors"] * 2, "--mix", "nan,1"],

@@ -29,9 +29,8 @@ from treeopt.optimize.intervals import (
     ratio_interval,
     sampling_interval,
 )
-from treeopt.optimize.refine import Limits
 from treeopt.optimize.replay import TextSums, TraceRows
-from treeopt.optimize.select_method import MEDUSA, Fitter, candidates
+from treeopt.optimize.select_method import MEDUSA, Fitter, Limits, candidates
 from treeopt.optimize.tree_builder import describe
 from treeopt.provenance import Provenance
 from treeopt.tree import Tree
@@ -89,7 +88,7 @@ def built_cases(rng: np.random.Generator, texts: int, *, sampled: bool) -> Itera
     """Whether the interval that a built tree states holds the figures counted on as many new texts."""
     fitter = Fitter(draw_texts(rng, texts, sampled=sampled), Limits(NODES, RANKS - 1))
     new = [TraceRows.of(draw_texts(rng, texts, sampled=sampled)) for _ in range(NEW_DRAWS)]
-    for name, methods in (("method chosen", candidates("joint", "visits", refined=False)), ("method fixed", [MEDUSA])):
+    for name, methods in (("method chosen", candidates("joint", "visits")), ("method fixed", [MEDUSA])):
         tree = describe(fitter, fitter.choose(methods))
         stated = tree.expected
         assert stated is not None

@@ -24,8 +24,7 @@ from treeopt.calibration import Calibration
 from treeopt.files.calibrations import load_calibration
 from treeopt.optimize.build_job import Judgement, judge
 from treeopt.optimize.intervals import Interval, prediction_interval, sampling_interval
-from treeopt.optimize.refine import Limits
-from treeopt.optimize.select_method import Fit, Fitter, candidates
+from treeopt.optimize.select_method import Fitter, Limits, MethodFit, candidates
 
 SIZES = (8, 16, 32, 64, 128, 256)
 GOALS = (1.5, 0.8, 1.2, 1.2, 1.4, 1.4)  # percent over the Medusa tree, rows 0-255 against 256-511
@@ -36,10 +35,10 @@ COVERAGE_SPLITS, COVERAGE_NODES = 200, 64
 LARGE = 1_000_000  # positions
 
 
-def fit(calibration: Calibration, nodes: int) -> Fit:
+def fit(calibration: Calibration, nodes: int) -> MethodFit:
     """The fit of `treeopt build` with its defaults."""
     fitter = Fitter(calibration, Limits(nodes, TOP_K))
-    return fitter.choose(candidates("joint", "visits", refined=False))
+    return fitter.choose(candidates("joint", "visits"))
 
 
 def halves(calibration: Calibration, chosen: NDArray[np.int64]) -> tuple[Calibration, Calibration]:

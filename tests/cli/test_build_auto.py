@@ -129,7 +129,6 @@ def test_profiles_of_another_model_are_doubted() -> None:
         (*AUTO, *ALL, *PROFILES, "--mix", "1,1"),
         (*AUTO, *ALL, *PROFILES, "--robust"),
         (*AUTO, *ALL, *PROFILES, "--holdout", "2"),
-        (*AUTO, *ALL, *PROFILES, "--refine", "1"),
         (*AUTO, *ALL, *PROFILES, "--kind", "dynamic", "--max-rank", "3"),
         ("build", "--calibration", "d1.safetensors", "--nodes", "auto", *PROFILES),
         ("build", "--drafter", "ngram", *ALL),

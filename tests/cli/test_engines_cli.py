@@ -15,14 +15,13 @@ from program import error_number, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
 from treeopt.engines import ENGINES
+from treeopt.export.lint import gaps
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree, save_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
-from treeopt.optimize.grow import gaps
-from treeopt.optimize.refine import Limits
 from treeopt.optimize.replay import replay
-from treeopt.optimize.select_method import MEDUSA, Fitter
+from treeopt.optimize.select_method import MEDUSA, Fitter, Limits
 from treeopt.tree import Tree
 
 

@@ -163,19 +163,6 @@ def test_holdout_of_all_texts_is_one_error(texts: str) -> None:
     assert not Path("tree.yaml").exists()
 
 
-def test_refined_tree_competes(calibration: Calibration) -> None:
-    """With time for refining, the best method competes refined as well, and the file can be made again."""
-    data = treeopt_json("build", "--nodes", "8", "--refine", "60", "-o", "t.yaml")
-    trials = data["cross_validated_steps"]
-    assert len(trials) == 5
-    assert sum(name.endswith(", refined") for name in trials) == 1
-    tree = load_tree("t.yaml")
-    assert tree.nodes == 8
-    assert tree.values is not None
-    assert data["expected_tokens_per_step"]["replay"] == pytest.approx(replay(tree, calibration).tokens_per_step)
-    assert treeopt_json("build", "--nodes", "8", "--refine", "60")["paths"] == data["paths"]
-
-
 def test_auto_takes_the_fastest_size(profile: LatencyProfile, calibration: Calibration) -> None:
     """The tree has the size with the most tokens per second, and what 64 nodes would give is told."""
     data = treeopt_json("build", "--nodes", "auto", "--profile", "profile.yaml", "-o", "t.yaml")
@@ -209,7 +196,7 @@ def test_mix_gives_one_tree_and_the_matrix(tasks: list[Calibration]) -> None:
     data = treeopt_json("build", *BOTH, "--mix", "3,1", "--nodes", "12", "-o", "t.yaml")
     found = data["tasks"]
     assert found["shares"] == [0.75, 0.25]
-    wanted = Tasks(tasks, tree_limits(tasks[0], 12), candidates("joint", "visits", refined=False))
+    wanted = Tasks(tasks, tree_limits(tasks[0], 12), candidates("joint", "visits"))
     assert found["tokens_per_step"] == wanted.matrix().tokens_per_step.tolist()
     tree = load_tree("t.yaml")
     assert tree == wanted.weighted([3, 1]).fit.tree
@@ -252,7 +239,6 @@ CONTRADICTIONS = {
     "mix of one": ["--calibration", "one.safetensors", "--mix", "1"],
     "robust of one": ["--calibration", "one.safetensors", "--robust"],
     "holdout of several": [*BOTH, "--holdout", "3"],
-    "refine of several": [*BOTH, "--refine", "1"],
     "auto of several": [*BOTH, "--nodes", "auto", "--profile", "profile.yaml"],
     "mix and robust": [*BOTH, "--mix", "1,1", "--robust"],
     "too few shares": [*BOTH, "--mix", "1"],
@@ -264,13 +250,10 @@ CONTRADICTIONS = {
     "share infinite": [*BOTH, "--mix", "inf,1"],
     "share of no size": [*BOTH, "--mix", "0,1"],
     "share beyond all numbers": [*BOTH, "--mix", "1e999,1"],
-    "refining for no number": ["--calibration", "one.safetensors", "--refine", "nan"],
-    "refining for ever": ["--calibration", "one.safetensors", "--refine", "inf"],
     "nodes in words": ["--nodes", "many"],
     "no nodes": ["--nodes", "0"],
     "unknown values": ["--values", "both"],
     "unknown weights": ["--weights", "none"],
-    "negative refining": ["--refine", "-1"],
     "holdout of none": ["--holdout", "0"],
 }
 

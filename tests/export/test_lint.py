@@ -148,3 +148,11 @@ def test_tree_is_built_flatter_until_it_is_read_rightly(monkeypatch: pytest.Monk
     made = lint.build_for([None, None], BuildJob(8, engine="eagle"))  # type: ignore[list-item]
     assert depths == [None, 3, 2]
     assert (made.built.tree.depth, made.findings, made.gain) == (2, (other,), None)
+
+
+def test_gaps_are_found() -> None:
+    """A path without its next smaller sibling, on the first levels only, in the order of the list."""
+    paths = [(0,), (2,), (0, 1), (2, 0), (2, 3)]
+    assert lint.gaps(paths, 2) == [(2,), (0, 1), (2, 3)]
+    assert lint.gaps(paths, 1) == [(2,)]
+    assert lint.gaps(paths, 0) == []

@@ -12,7 +12,7 @@ import pytest
 from eagle_simulation import MadeUpDrafter, traces_of
 from helpers import random_calibration
 
-from treeopt.calibration import Calibration
+from treeopt.calibration import NONE, Calibration, StepTraces
 from treeopt.drafter import Drafter
 from treeopt.engines import SETTINGS
 from treeopt.errors import Code, TreeoptError
@@ -21,6 +21,7 @@ from treeopt.files.drafters import save_drafter
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.chains import best_stopped_chain, chain_tokens, chains_by_batch, choose_dynamic_tree
 from treeopt.optimize.replay import replay
+from treeopt.policy import STEP_SIZES
 from treeopt.tree import Tree
 
 CHAINS = ("vllm", "trtllm", "llamacpp", "transformers", "chain")
@@ -165,7 +166,6 @@ def test_one_length_is_that_of_the_smallest_batch(engine: str, calibration: Cali
 def test_bounds_are_named(calibration: Calibration, stepwise: Calibration, tmp_path: Path) -> None:
     """The promise of a chain is exact, that of a tree exact or an estimate."""
     assert engine_settings("vllm", calibration, drafts=2).bound == "exact"
-    assert engine_settings("sglang", of_model(calibration, tmp_path), nodes=6).bound == "estimate"
     stepwise = of_model(stepwise, tmp_path)
     bounds = {nodes: engine_settings("sglang", stepwise, nodes=nodes) for nodes in (2, 6, 30)}
     for nodes, found in bounds.items():
@@ -352,13 +352,22 @@ def test_trees_of_a_drafter_that_the_engine_lacks_are_not_exact(stepwise: Calibr
     assert "an EAGLE head" in engine_settings("trtllm", modelled, nodes=2).warning
 
 
+def with_places(calibration: Calibration) -> Calibration:
+    """The traces, with places of the true paths that rise from level to level."""
+    places = 1 + np.cumsum(np.minimum(calibration.ranks, 30).astype(int), axis=1)
+    node_rank = np.where(calibration.ranks == NONE, NONE, places).astype(np.uint8)
+    sizes = np.ones((calibration.positions, len(STEP_SIZES)), np.float32)
+    steps = StepTraces(node_rank, sizes, np.full(node_rank.shape, 0.5, np.float16))
+    return dataclasses.replace(calibration, steps=steps)
+
+
 @pytest.mark.parametrize(
     ("engine", "levels", "ranks", "most"),
     [("sglang", 2, 5, 5 + 25 + 1), ("trtllm", 4, 16, 4 * 16 + 1), ("sglang", 1, 3, 4), ("trtllm", 2, 20, 33)],
 )
 def test_trees_beyond_the_candidates_are_refused(engine: str, levels: int, ranks: int, most: int) -> None:
     """The error names the largest tree of the traced levels and ranks, and that one is exported."""
-    made = random_calibration(3, sequences=8, heads=levels, top_k=ranks)
+    made = with_places(random_calibration(3, sequences=8, heads=levels, top_k=ranks))
     key, root = {"sglang": ("--speculative-num-draft-tokens", 0), "trtllm": ("max_total_draft_tokens", 1)}[engine]
     assert engine_settings(engine, made, nodes=most).settings[key] == most - root
     for nodes in (most + 1, 70, 200):
@@ -370,14 +379,14 @@ def test_trees_beyond_the_candidates_are_refused(engine: str, levels: int, ranks
 
 def test_sizes_of_a_profile_beyond_the_candidates_are_not_tried() -> None:
     """Two levels of three ranks have twelve candidates; the profile goes to 32 nodes, which cost nothing."""
-    made = random_calibration(3, sequences=8, heads=2, top_k=3)
-    found = engine_settings("sglang", made, priced({1: 1e-9}, 32))
+    made = with_places(random_calibration(3, sequences=8, heads=2, top_k=3))
+    found = engine_settings("sglang", made, of_dynamic_trees(priced({1: 1e-9}, 32)))
     assert 2 <= found.settings["--speculative-num-draft-tokens"] <= 13
 
 
-def test_a_given_size_is_priced(calibration: Calibration) -> None:
+def test_a_given_size_is_priced(stepwise: Calibration) -> None:
     """With a profile the figures of the size are those of its smallest batch."""
-    found = engine_settings("sglang", calibration, priced({2: 0.05, 4: 0.2}), nodes=6)
+    found = engine_settings("sglang", stepwise, of_dynamic_trees(priced({2: 0.05, 4: 0.2})), nodes=6)
     assert found.replay is not None
     assert found.batch == 2
     assert found.budgets[2].speedup == pytest.approx(found.replay.tokens_per_step / 1.25)

@@ -254,15 +254,6 @@ def test_unclear_profiles_are_refused(two: bool) -> None:
     assert caught.value.code is Code.PROFILE_INVALID
 
 
-@pytest.mark.parametrize("wrong", [{"holdout": 2}, {"refine_seconds": 1.0}, {"robust": True}, {"shares": [1.0, 1.0]}])
-def test_options_of_one_drafter_are_refused(wrong: dict[str, Any]) -> None:
-    """These are for the tree of one drafter."""
-    with pytest.raises(ValueError, match="neither"):
-        choose_drafter(list(CALIBRATIONS.values()), [], BuildJob(nodes=None, **wrong))
-    with pytest.raises(ValueError, match="takes calibrations"):
-        choose_drafter([], [], WHOLE)
-
-
 @pytest.mark.parametrize("nodes", [None, 24])
 def test_options_of_static_trees_reach_them(nodes: int | None) -> None:
     """On traces whose levels depend on each other, the estimate of the Medusa tree has fewer tokens per step."""

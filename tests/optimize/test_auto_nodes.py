@@ -44,7 +44,7 @@ def test_flat_cost_takes_the_largest_size() -> None:
 def test_steep_cost_takes_one_node() -> None:
     """Where each node costs a whole step more, plain decoding is the fastest."""
     profile = profile_of({n: 0.01 * n for n in (1, 2, 8, 64)})
-    choice = fastest(profile, methods=candidates("joint", "visits", refined=False))
+    choice = fastest(profile, methods=candidates("joint", "visits"))
     assert (choice.best.nodes, choice.best.tokens_per_step, choice.best.speedup) == (1, 1.0, 1.0)
     assert choice.at_64 is not None
     assert choice.at_64.speedup == pytest.approx(choice.at_64.tokens_per_step / 64)

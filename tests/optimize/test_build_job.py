@@ -10,8 +10,7 @@ from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.build_job import BuildJob, run_job
-from treeopt.optimize.refine import Limits
-from treeopt.optimize.select_method import MEDUSA, Fitter
+from treeopt.optimize.select_method import MEDUSA, Fitter, Limits
 from treeopt.optimize.tree_builder import build_tree
 
 

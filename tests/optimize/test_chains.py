@@ -25,12 +25,10 @@ from treeopt.optimize.chains import (
     chain_tokens,
     choose_dynamic_tree,
     expected_tokens,
-    mean_dynamic_tree,
     most_nodes,
     predict_chains,
     replay_chain,
     replay_dynamic_tree,
-    replay_mean_tree,
     replay_stopped_chain,
     sampled_acceptance,
 )
@@ -115,7 +113,7 @@ def test_stopped_chain_of_all_lengths_is_the_longest_where_drafts_are_free() -> 
     points = [LatencyPoint(nodes, 1, 64, 1.0, 1.0, 1.0) for nodes in (1, LEVELS + 1)]
     found = best_stopped_chain(right, LatencyProfile.from_points(points, {}))
     assert found.budget.nodes == LEVELS + 1
-    assert best_shape(dataclasses.replace(right, steps=None), 3)[0] == DynamicTree(2, 1, 3)  # the fewest candidates
+    assert best_shape(right, 3)[0] == DynamicTree(2, 1, 3)  # the fewest candidates
     assert found.budget.seconds == 1.0
 
 
@@ -129,9 +127,13 @@ def test_impossible_numbers_are_refused() -> None:
 
 def test_per_step_traces_are_needed() -> None:
     """Without them a dynamic tree is not replayed."""
-    with pytest.raises(TreeoptError) as caught:
-        replay_dynamic_tree(random_calibration(1), DynamicTree(2, 2, 4))
-    assert caught.value.code is Code.CALIBRATION_INVALID
+    for call in (
+        lambda: replay_dynamic_tree(random_calibration(1), DynamicTree(2, 2, 4)),
+        lambda: choose_dynamic_tree(random_calibration(1), None, 4),
+    ):
+        with pytest.raises(TreeoptError) as caught:
+            call()
+        assert caught.value.code is Code.CALIBRATION_INVALID
 
 
 def naive_steps(calibration: Calibration, drafts: int, least: float = 0.0) -> tuple[int, int, int]:
@@ -175,29 +177,6 @@ def test_stopped_chain_is_walked() -> None:
             assert (found.steps, int(found.accepted[found.visited].sum())) == (steps, taken)
             assert int(drafted[found.visited].sum()) == made
             assert (drafted >= found.accepted).all()
-
-
-def brute_mean_tree(calibration: Calibration, steps: int, top_k: int, nodes: int) -> set[tuple[int, ...]]:
-    """EAGLE-2's rule on one table of probabilities for each level, written out."""
-    chances = [[float(one) for one in row[:top_k]] for row in calibration.accuracy[:steps]]
-    beam, pool = [((), 1.0)], {}
-    for row in chances:
-        reached = {(*path, rank): value * chance for path, value in beam for rank, chance in enumerate(row)}
-        pool |= reached
-        beam = sorted(reached.items(), key=lambda one: (-one[1], one[0]))[:top_k]
-    return set(sorted(pool, key=lambda path: (-pool[path], len(path), path))[: nodes - 1])
-
-
-def test_mean_tree_follows_the_rule() -> None:
-    """Without per-step traces the tree is EAGLE-2's for the mean probabilities, and its replay that of its paths."""
-    calibration = random_calibration(7)
-    for shape in [(1, 3, 4), (2, 2, 4), (3, 2, 8), (4, 4, 16), (4, 8, 48), (4, 1, 5)]:
-        tree = mean_dynamic_tree(calibration, DynamicTree(*shape))
-        assert set(tree.paths) == brute_mean_tree(calibration, *shape)
-        found = replay_mean_tree(calibration, DynamicTree(*shape))
-        paths = {(), *tree.paths}
-        for row, length in zip(calibration.ranks.tolist(), found.accepted.tolist(), strict=True):
-            assert length == max(length for length in range(len(row) + 1) if tuple(row[:length]) in paths)
 
 
 def iid_traces(alpha: float, length: int, levels: int = 6) -> Calibration:

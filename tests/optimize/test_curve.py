@@ -13,8 +13,7 @@ from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.curve import Curve, Timing, default_sizes, measure_curve
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval, sampling_interval
-from treeopt.optimize.refine import Limits
-from treeopt.optimize.select_method import MEDUSA, Fitter, Method
+from treeopt.optimize.select_method import MEDUSA, Fitter, Limits, Method
 from treeopt.optimize.tree_builder import tree_limits
 
 SIZES = [1, 2, 4, 8, 16, 24]
@@ -80,7 +79,7 @@ def test_one_text_in_any_number_of_copies_has_no_interval(hashes: str) -> None:
 def test_points_are_on_texts_left_out() -> None:
     """Each text is replayed by the tree of the other folds, so the curve lies below replay on the fitted texts."""
     fitter = fitter_of(2)
-    [(growth, _)] = fitter.build([MEDUSA])
+    growth = fitter.build(MEDUSA)
     point = measure_curve(fitter, MEDUSA, [24]).points[0]
     assert point.tokens_per_step < fitter.sums(growth.tree(24)).tokens_per_step
 

@@ -13,9 +13,8 @@ from helpers import make_calibration
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.optimize.mixtures import Mixed, Tasks
-from treeopt.optimize.refine import Limits
 from treeopt.optimize.replay import replay
-from treeopt.optimize.select_method import MEDUSA, Fitter, candidates
+from treeopt.optimize.select_method import MEDUSA, Fitter, Limits, candidates
 from treeopt.optimize.tree_builder import build_tree
 
 LIMITS = Limits(10, 12)
@@ -43,10 +42,10 @@ def worst(mixed: Mixed, tasks: Tasks) -> float:
 def test_matrix_is_replay_with_a_cross_validated_diagonal() -> None:
     """Each task's tree on each task; on its own task by trees that left the text out."""
     calibrations = (ONE, TWO, THREE)
-    matrix = Tasks(calibrations, LIMITS, candidates("joint", "visits", refined=False)).matrix()
+    matrix = Tasks(calibrations, LIMITS, candidates("joint", "visits")).matrix()
     assert matrix.tokens_per_step.shape == (3, 3)
     for i, own in enumerate(calibrations):
-        fit = Fitter(own, LIMITS).choose(candidates("joint", "visits", refined=False))
+        fit = Fitter(own, LIMITS).choose(candidates("joint", "visits"))
         assert matrix.trees[i] == fit.tree
         assert fit.sums is not None
         for j, other in enumerate(calibrations):
@@ -60,7 +59,7 @@ def test_all_weight_on_one_task_gives_its_tree(home: int) -> None:
     """What weighs a millionth decides nothing: the mixture's paths are those of the one task's Medusa tree."""
     shares = [1e-9, 1e-9]
     shares[home] = 1.0
-    mixed = Tasks([ONE, TWO], LIMITS, candidates("independent", "uniform", refined=False)).weighted(shares)
+    mixed = Tasks([ONE, TWO], LIMITS, candidates("independent", "uniform")).weighted(shares)
     alone = build_tree([ONE, TWO][home], 10, top_k=12, values="independent", weights="uniform")
     assert mixed.fit.tree.paths == alone.paths
     assert mixed.shares[home] == pytest.approx(1.0)
@@ -68,7 +67,7 @@ def test_all_weight_on_one_task_gives_its_tree(home: int) -> None:
 
 def test_shares_are_of_tokens() -> None:
     """Each task's tokens weigh its share, however many texts it has: accuracies are mixed by the shares."""
-    tasks = Tasks([ONE, THREE], LIMITS, candidates("independent", "uniform", refined=False))
+    tasks = Tasks([ONE, THREE], LIMITS, candidates("independent", "uniform"))
     mixed = tasks.weighted([3, 1])
     np.testing.assert_allclose(mixed.shares, [0.75, 0.25])
     hits = [c.hits[0] / c.positions for c in (ONE, THREE)]
@@ -85,9 +84,9 @@ def test_shares_are_of_tokens() -> None:
 
 def test_shares_by_tokens_weigh_every_text_alike() -> None:
     """With the numbers of tokens as shares the mixture is the tree of all texts put together."""
-    tasks = Tasks([ONE, THREE], LIMITS, candidates("joint", "visits", refined=False))
+    tasks = Tasks([ONE, THREE], LIMITS, candidates("joint", "visits"))
     mixed = tasks.weighted([ONE.positions, THREE.positions])
-    together = Fitter(tasks.joined, LIMITS).choose(candidates("joint", "visits", refined=False))
+    together = Fitter(tasks.joined, LIMITS).choose(candidates("joint", "visits"))
     assert mixed.fit.tree == together.tree
     assert mixed.fit.method == together.method
 
@@ -95,7 +94,7 @@ def test_shares_by_tokens_weigh_every_text_alike() -> None:
 @pytest.mark.parametrize(("values", "weights"), [("independent", "uniform"), ("joint", "visits")])
 def test_robust_is_at_least_as_good_on_the_worst_task(values: str, weights: str) -> None:
     """Weight moves to the task left furthest behind, so the worst one keeps at least what equal weights leave it."""
-    tasks = Tasks([ONE, TWO, THREE], LIMITS, candidates(values, weights, refined=False))
+    tasks = Tasks([ONE, TWO, THREE], LIMITS, candidates(values, weights))
     robust, equal = tasks.robust(), tasks.weighted([1, 1, 1])
     assert worst(robust, tasks) >= worst(equal, tasks)
     assert robust.shares.sum() == pytest.approx(1.0)
@@ -126,7 +125,7 @@ def test_robust_is_twelve_naive_rounds(tasks: tuple[Calibration, ...], nodes: in
 
 def test_robust_moves_weight_to_the_hard_task() -> None:
     """Two tasks want the same ranks and one wants others: equal weights neglect it, robust ones do not."""
-    tasks = Tasks([ONE, task(7, [0, 0, 0]), TWO], Limits(4, 12), candidates("independent", "uniform", refined=False))
+    tasks = Tasks([ONE, task(7, [0, 0, 0]), TWO], Limits(4, 12), candidates("independent", "uniform"))
     robust, equal = tasks.robust(), tasks.weighted([1, 1, 1])
     assert worst(robust, tasks) > worst(equal, tasks)
     assert robust.shares[2] > 1 / 3
@@ -142,7 +141,7 @@ def test_different_heads_are_refused(change: str) -> None:
     else:
         other = dataclasses.replace(TWO, provenance=dataclasses.replace(TWO.provenance, **{change: "other"}))
     with pytest.raises(TreeoptError) as caught:
-        Tasks([ONE, other], LIMITS, candidates("joint", "visits", refined=False))
+        Tasks([ONE, other], LIMITS, candidates("joint", "visits"))
     assert caught.value.code is Code.CALIBRATION_MISMATCH
     names = {"num_heads": "levels", "top_k": "ranks"}
     assert [line.partition(":")[0] for line in caught.value.at.splitlines()] == [names.get(change, change)]
@@ -151,7 +150,7 @@ def test_different_heads_are_refused(change: str) -> None:
 def test_tasks_may_have_other_settings() -> None:
     """Answers of another length or kind are what makes a task another one."""
     other = dataclasses.replace(TWO, provenance=dataclasses.replace(TWO.provenance, settings={"max_new_tokens": 9}))
-    assert Tasks([ONE, other], LIMITS, candidates("joint", "visits", refined=False)).joined.sequences == 48
+    assert Tasks([ONE, other], LIMITS, candidates("joint", "visits")).joined.sequences == 48
 
 
 @pytest.mark.parametrize(
@@ -167,7 +166,7 @@ def test_tasks_may_have_other_settings() -> None:
 )
 def test_shares_of_any_magnitude_are_normalised(shares: list[float], wanted: list[float]) -> None:
     """Shares near the ends of the range of numbers neither overflow nor vanish; only their ratio counts."""
-    mixed = Tasks([ONE, TWO], LIMITS, candidates("joint", "visits", refined=False)).weighted(shares)
+    mixed = Tasks([ONE, TWO], LIMITS, candidates("joint", "visits")).weighted(shares)
     np.testing.assert_allclose(mixed.shares, wanted, rtol=1e-3, atol=0)
     assert np.isfinite(mixed.tokens_per_step).all()
 
@@ -188,12 +187,12 @@ def test_weights_count_as_much_as_they_tell() -> None:
 def test_shares_that_are_no_positive_numbers_are_refused(share: float) -> None:
     """Nothing else can be a share."""
     with pytest.raises(ValueError, match="positive"):
-        Tasks([ONE, TWO], LIMITS, candidates("independent", "uniform", refined=False)).weighted([1.0, share])
+        Tasks([ONE, TWO], LIMITS, candidates("independent", "uniform")).weighted([1.0, share])
 
 
 def test_same_prompts_in_two_tasks_are_two_texts() -> None:
     """Tasks are told apart by their place, so prompts with the same ids, even the same file, may come twice."""
-    tasks = Tasks([ONE, TWO, ONE], LIMITS, candidates("independent", "uniform", refined=False))
+    tasks = Tasks([ONE, TWO, ONE], LIMITS, candidates("independent", "uniform"))
     assert tasks.joined.sequences == 3 * 24
     assert tasks.task.tolist() == [0] * 24 + [1] * 24 + [2] * 24
     assert len(set(tasks.joined.prompt_ids)) == 3 * 24
@@ -204,5 +203,5 @@ def test_same_prompts_in_two_tasks_are_two_texts() -> None:
 
 def test_many_tasks_keep_their_order() -> None:
     """A dozen tasks: ids stay ascending, as the record demands."""
-    tasks = Tasks([THREE] * 12, LIMITS, candidates("independent", "uniform", refined=False))
+    tasks = Tasks([THREE] * 12, LIMITS, candidates("independent", "uniform"))
     assert tasks.joined.sequences == 96

@@ -18,10 +18,9 @@ from treeopt.optimize.curve import measure_curve, policy_curve
 from treeopt.optimize.intervals import by_text, difference_interval, prediction_interval
 from treeopt.optimize.mixtures import join_tasks
 from treeopt.optimize.per_step import build_policy, replay_policy
-from treeopt.optimize.refine import Limits
 from treeopt.optimize.replay import TextSums, replay, standard_error
-from treeopt.optimize.select_method import MEDUSA, Fitter, Method
-from treeopt.optimize.tree_builder import build_tree, describe
+from treeopt.optimize.select_method import MEDUSA, Fitter, Limits, Method
+from treeopt.optimize.tree_builder import build_tree
 from treeopt.optimize.trie import PathTrie
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
@@ -234,10 +233,10 @@ def test_cross_validation_uses_sums(method: Method) -> None:
     """The sums of each size are those of its fold's tree on the texts left out, in the order of the texts."""
     calibration = sampled(11)
     fitter = Fitter(calibration, Limits(12, RANKS))
-    folds = fitter._folds(0)
+    folds = fitter.folds()
     for nodes, found in zip((1, 5, 12), fitter.cross_validated_sums(method, [1, 5, 12]), strict=True):
         for fold in np.unique(folds):
-            [(growth, _)] = fitter.build([method], folds != fold)
+            growth = fitter.build(method, folds != fold)
             alone = replay(growth.tree(nodes), calibration.select(np.flatnonzero(folds == fold))).sums
             assert found.steps[folds == fold].tolist() == alone.steps.tolist()
             np.testing.assert_allclose(found.tokens[folds == fold], alone.tokens, rtol=1e-12)
@@ -267,7 +266,7 @@ def test_gain_on_texts_held_out_is_of_the_sums_of_both_trees() -> None:
     limits = Limits(9, RANKS)
     tree = random_tree(3, nodes=9, depth=LEVELS, ranks=RANKS)
     found = judge(tree, fitted, aside, dropped, limits)
-    [(_, medusa)] = Fitter(fitted, limits).build([MEDUSA])
+    medusa = Fitter(fitted, limits).build(MEDUSA).tree()
     one, other = (
         by_text(aside.token_hashes, s.tokens, s.steps) for s in (replay(t, aside).sums for t in (tree, medusa))
     )
@@ -275,28 +274,6 @@ def test_gain_on_texts_held_out_is_of_the_sums_of_both_trees() -> None:
     assert found.gain == difference_interval(one[0], one[1], other[1], other[0])
     assert found.gain != difference_interval(one[0], one[1], other[1])
     assert found.medusa_tokens_per_step == replay(medusa, aside).tokens_per_step
-
-
-def test_refined_tree_has_more_expected_tokens_per_step() -> None:
-    """Exchanges are judged by sums, and the values of the refined tree are the expected shares of the steps."""
-    calibration = sampled(31, texts=10, length=25)
-    fitter = Fitter(calibration, Limits(7, RANKS), refine_seconds=60.0)
-    refined = dataclasses.replace(MEDUSA, refined=True)
-    [(_, plain), (_, better)] = fitter.build([MEDUSA, refined])
-    assert replay(better, calibration).tokens_per_step > replay(plain, calibration).tokens_per_step
-    fit = dataclasses.replace(fitter.choose([MEDUSA]), tree=better, method=refined)
-    tree = describe(fitter, fit)
-    assert tree.values is not None
-    assert tree.expected is not None
-    assert 1 + sum(tree.values) == pytest.approx(tree.expected.replay, rel=1e-5)
-    assert calibration.target is not None
-    visited = replay(better, calibration).visited
-    for path, value in zip(tree.paths, tree.values, strict=True):
-        *above, last = path
-        there = visited & (calibration.ranks[:, : len(above)] == np.array(above, np.int64)).all(axis=1)
-        level = len(above)
-        known = calibration.target.probability[:, level, last] if last < TRACED else calibration.ranks[:, level] == last
-        assert value == pytest.approx(float(known[there].astype(np.float64).sum() / visited.sum()), rel=1e-5)
 
 
 def test_standard_error_by_hand() -> None:

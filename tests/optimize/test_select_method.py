@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
 from treeopt.optimize.grow import Growth, grow
-from treeopt.optimize.refine import Limits
-from treeopt.optimize.replay import TextSums, accepted_drafts, replay, visits
-from treeopt.optimize.select_method import FOLDS, MEDUSA, STRENGTHS, Fitter, Method, candidates
+from treeopt.optimize.replay import TextSums, TraceRows, accepted_drafts, replay, visits
+from treeopt.optimize.select_method import FOLDS, MEDUSA, STRENGTHS, Fitter, Limits, Method, candidates
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.optimize.trie import PathTrie
 from treeopt.optimize.values import IndependentValues, JointValues, Values
@@ -91,11 +90,11 @@ def test_joint_growth_equals_brute_force(seed: int, shape: tuple[int, int], weig
 def test_medusa_is_growth_on_accuracies(seed: int, top_k: int) -> None:
     """The Medusa tree is growth on the products of the calibration's accuracies, to the last bit."""
     calibration = random_calibration(seed)
-    [(growth, tree)] = Fitter(calibration, Limits(40, top_k, 3)).build([MEDUSA])
+    growth = Fitter(calibration, Limits(40, top_k, 3)).build(MEDUSA)
     wanted = grow(IndependentValues(calibration.accuracy[:, :top_k]), 40, max_depth=3)
     assert growth.paths.tolist() == wanted.paths.tolist()
     assert growth.values.tolist() == wanted.values.tolist()
-    assert tree == wanted.tree()
+    assert growth.makes_the_tree_of(wanted)
 
 
 def test_visits_come_from_replay() -> None:
@@ -119,7 +118,7 @@ def test_visits_come_from_replay() -> None:
         seen.append(visits(accepted_drafts(tree, ranks)).astype(float))
         tree = grow(values_of(seen[-1]), 12).tree()
     wanted = grow(values_of(np.mean(seen, axis=0)), 12).tree()
-    [(_, found)] = Fitter(calibration, limits).build([Method("independent", "visits")])
+    found = Fitter(calibration, limits).build(Method("independent", "visits")).tree()
     assert found.paths == wanted.paths
     assert found.values == pytest.approx(wanted.values)
 
@@ -137,7 +136,7 @@ def test_joint_visits_settle_at_their_own_strength() -> None:
     assert len(seen) > 1
     mean = np.mean(list(seen.values()), axis=0)
     wanted = grow(JointValues(trie, uniform, 64.0, trie.count(mean)), 12)
-    [(found, _)] = Fitter(calibration, Limits(12, 16)).build([Method("joint", "visits", 64.0)])
+    found = Fitter(calibration, Limits(12, 16)).build(Method("joint", "visits", 64.0))
     assert found.paths.tolist() == wanted.paths.tolist()
     np.testing.assert_allclose(found.values, wanted.values, rtol=1e-9)
 
@@ -145,35 +144,30 @@ def test_joint_visits_settle_at_their_own_strength() -> None:
 def test_candidates_begin_with_the_medusa() -> None:
     """Whatever is wished for competes with the Medusa tree, which comes first and so wins every tie."""
     joint = [Method("joint", "visits", strength) for strength in STRENGTHS]
-    assert candidates("joint", "visits", refined=False) == [MEDUSA, *joint]
-    assert candidates("independent", "uniform", refined=False) == [MEDUSA]
-    assert candidates("independent", "visits", refined=False) == [MEDUSA, Method("independent", "visits")]
-    refined = candidates("joint", "uniform", refined=True)
-    assert [method.refined for method in refined] == [False] * 4 + [True] * 4
-    assert refined[4] == Method("independent", "uniform", refined=True)
-    assert len({str(method) for method in refined}) == 8
+    assert candidates("joint", "visits") == [MEDUSA, *joint]
+    assert candidates("independent", "uniform") == [MEDUSA]
+    assert candidates("independent", "visits") == [MEDUSA, Method("independent", "visits")]
+    assert len({str(method) for method in candidates("joint", "uniform")}) == 4
 
 
 def test_exact_candidates_leave_the_medusa_out() -> None:
     """Where values and weights are wanted exactly, joint ones compete by strength alone and others not at all."""
     joint = [Method("joint", "visits", strength) for strength in STRENGTHS]
-    assert candidates("joint", "visits", refined=False, exactly=True) == joint
-    assert candidates("independent", "visits", refined=False, exactly=True) == [Method("independent", "visits")]
-    assert candidates("independent", "uniform", refined=False, exactly=True) == [MEDUSA]
-    refined = candidates("independent", "visits", refined=True, exactly=True)
-    assert refined == [Method("independent", "visits"), Method("independent", "visits", refined=True)]
+    assert candidates("joint", "visits", exactly=True) == joint
+    assert candidates("independent", "visits", exactly=True) == [Method("independent", "visits")]
+    assert candidates("independent", "uniform", exactly=True) == [MEDUSA]
 
 
 def test_exact_method_of_few_texts_backs_off_most() -> None:
     """Below five texts nothing tells strengths apart: the greatest is taken, and not the Medusa tree."""
-    methods = candidates("joint", "uniform", refined=True, exactly=True)
+    methods = candidates("joint", "uniform", exactly=True)
     fit = Fitter(random_calibration(1, sequences=3), Limits(16, 16)).choose(methods)
     assert (fit.method, fit.sums) == (Method("joint", "uniform", 1024.0), None)
 
 
 @pytest.mark.parametrize("values", ["joint", "independent"])
-def test_progress_ends_with_all_growths_done(values: str) -> None:
-    """Each growth is told, none goes back, and the last one makes the task whole, also where trees settle early."""
+def test_progress_counts_folds(values: str) -> None:
+    """Each fold is counted, and the last one makes the task whole."""
     told: list[tuple[int, int]] = []
 
     def progress(done: int, total: int, note: str) -> None:
@@ -181,23 +175,13 @@ def test_progress_ends_with_all_growths_done(values: str) -> None:
         told.append((done, total))
 
     fitter = Fitter(random_calibration(2), Limits(12, 16), progress=progress)
-    fit = fitter.choose(candidates(values, "visits", refined=False))
-    assert told[-1] == (told[0][1], told[0][1])
-    assert told == sorted(told)
-    growths = {"joint": 5 * (1 + 4 + 3) + (1 + 4 + 1), "independent": 5 * (1 + 4 + 1) + (1 + 4 + 1)}
-    assert {total for _, total in told} == {growths[values]}
+    fit = fitter.choose(candidates(values, "visits"))
+    assert told == [(fold, FOLDS) for fold in range(1, FOLDS + 1)]
     told.clear()
-    fitter.build([fit.method])
+    fitter.build(fit.method)
     assert told == []
     fitter.cross_validated_sums(Method(values, "visits", 256.0), [1, 4, 12])
-    assert told[-1] == (30, 30)
-
-
-def test_is_medusa_is_the_medusa_alone() -> None:
-    """Any other values, weights or refinement are not Medusa's."""
-    assert MEDUSA.is_medusa
-    assert not any(method.is_medusa for method in METHODS[1:])
-    assert not Method("independent", "uniform", refined=True).is_medusa
+    assert told[-1] == (FOLDS, FOLDS)
 
 
 def test_medusa_alone_wins() -> None:
@@ -247,11 +231,11 @@ def test_weight_two_equals_twice(method: Method) -> None:
     )
     weights = np.where(np.isin(np.arange(9), [1, 4]), 2.0, 1.0)
     limits = Limits(24, 16)
-    [(growth, tree)] = Fitter(calibration, limits, text_weights=weights).build([method])
-    [(wanted, other)] = Fitter(twice, limits).build([method])
-    assert tree.paths == other.paths
+    growth = Fitter(calibration, limits, text_weights=weights).build(method)
+    wanted = Fitter(twice, limits).build(method)
+    assert growth.tree().paths == wanted.tree().paths
     np.testing.assert_allclose(growth.values, wanted.values, rtol=1e-9)
-    [(plain, _)] = Fitter(calibration, limits).build([method])
+    plain = Fitter(calibration, limits).build(method)
     assert not np.allclose(plain.values, wanted.values)  # the weight matters
 
 
@@ -260,9 +244,9 @@ def test_build_on_some_texts_equals_their_own_calibration(method: Method) -> Non
     """Texts left out leave no trace in the tree."""
     calibration = random_calibration(7)
     texts = np.arange(20) % 3 > 0
-    [(growth, tree)] = Fitter(calibration, Limits(24, 16)).build([method], texts)
-    [(wanted, other)] = Fitter(calibration.select(np.flatnonzero(texts)), Limits(24, 16)).build([method])
-    assert tree.paths == other.paths
+    growth = Fitter(calibration, Limits(24, 16)).build(method, texts)
+    wanted = Fitter(calibration.select(np.flatnonzero(texts)), Limits(24, 16)).build(method)
+    assert growth.tree().paths == wanted.tree().paths
     np.testing.assert_allclose(growth.values, wanted.values, rtol=1e-9)
 
 
@@ -270,9 +254,9 @@ def test_build_on_some_texts_equals_their_own_calibration(method: Method) -> Non
 def test_too_few_texts_are_no_choice(sequences: int) -> None:
     """Below five texts the first method is built on all of them, and nothing is cross-validated."""
     calibration = random_calibration(1, sequences=sequences)
-    fit = Fitter(calibration, Limits(16, 16)).choose(candidates("joint", "visits", refined=False))
+    fit = Fitter(calibration, Limits(16, 16)).choose(candidates("joint", "visits"))
     assert (fit.method, fit.trials, fit.sums) == (MEDUSA, {}, None)
-    assert fit.tree == Fitter(calibration, Limits(16, 16)).build([MEDUSA])[0][1]
+    assert fit.tree == Fitter(calibration, Limits(16, 16)).build(MEDUSA).tree()
     assert Fitter(random_calibration(1, sequences=FOLDS), Limits(16, 16)).choose([MEDUSA]).sums is not None
 
 
@@ -283,12 +267,13 @@ def test_cross_validated_steps_are_of_trees_without_them() -> None:
     fit = fitter.choose([MEDUSA])
     assert fit.sums is not None
     assert fit.sums.steps.sum() > fitter.sums(fit.tree).steps.sum()
-    folds = fitter._folds(0)
+    folds = fitter.folds()
     assert np.bincount(folds).tolist() == [4] * FOLDS
     for fold in range(FOLDS):
         others = calibration.select(np.flatnonzero(folds != fold))
         tree = grow(IndependentValues(others.accuracy), 24).tree()
-        assert fitter.sums(tree, folds == fold).steps.tolist() == fit.sums.steps[folds == fold].tolist()
+        alone = TraceRows.of(calibration, folds == fold).sums(tree)
+        assert alone.steps.tolist() == fit.sums.steps[folds == fold].tolist()
 
 
 @pytest.mark.parametrize("method", [MEDUSA, JOINT], ids=str)
@@ -312,11 +297,11 @@ def test_cross_validated_steps_of_every_size_are_those_of_prefixes(method: Metho
     """Each size replays the tree of the growth's first nodes, on the texts that the growth left out."""
     calibration = random_calibration(12, sequences=10, length=30)
     fitter = Fitter(calibration, Limits(14, 16))
-    folds = fitter._folds(0)
+    folds = fitter.folds()
     sizes = list(range(1, 15))
     for nodes, sums in zip(sizes, fitter.cross_validated_sums(method, sizes), strict=True):
         for fold in range(FOLDS):
-            [(growth, _)] = fitter.build([method], folds != fold)
+            growth = fitter.build(method, folds != fold)
             own = replay(growth.tree(nodes), calibration.select(np.flatnonzero(folds == fold)))
             assert sums.steps[folds == fold].tolist() == own.steps_by_sequence().tolist()
 
@@ -333,7 +318,7 @@ def test_sizes_beyond_a_growth_are_the_whole_growth() -> None:
 def test_cross_validated_steps_below_five_texts_are_seen_ones() -> None:
     """Too few texts to leave any out: all are replayed by the tree of all."""
     fitter = Fitter(random_calibration(1, sequences=3), Limits(8, 16))
-    [(growth, _)] = fitter.build([MEDUSA])
+    growth = fitter.build(MEDUSA)
     for nodes, sums in zip([1, 8], fitter.cross_validated_sums(MEDUSA, [1, 8]), strict=True):
         assert sums.steps.tolist() == fitter.sums(growth.tree(nodes)).steps.tolist()
 
@@ -347,7 +332,7 @@ def test_steps_of_some_texts_are_those_of_all(seed: int) -> None:
     everywhere = fitter.sums(tree).steps
     assert everywhere.tolist() == replay(tree, calibration).steps_by_sequence().tolist()
     texts = np.random.default_rng(seed).random(20) < 0.4
-    assert fitter.sums(tree, texts).steps.tolist() == everywhere[texts].tolist()
+    assert TraceRows.of(calibration, texts).sums(tree).steps.tolist() == everywhere[texts].tolist()
 
 
 def counted(steps: NDArray[np.int64]) -> TextSums:
@@ -403,18 +388,6 @@ def test_weights_of_texts_decide_the_standard_error() -> None:
     base, noisy = counted(np.full(8, 100)), counted(np.array([103, 97, 103, 101, 97, 103, 97, 100]))
     assert fitter._winner(KIN[1:3], [base, noisy]) == KIN[1]  # 100 more, beyond 93.9
     assert Fitter(fitter.calibration, fitter.limits)._winner(KIN[1:3], [base, noisy]) == KIN[2]  # 1 more, within 7.3
-
-
-def test_refined_method_is_refined_on_the_fitted_texts() -> None:
-    """The refined candidate has the size of the plain one and no more steps on its own texts, and no values."""
-    calibration = random_calibration(9, sequences=10)
-    texts = np.arange(10) < 7
-    fitter = Fitter(calibration, Limits(10, 16), refine_seconds=60.0)
-    methods = [MEDUSA, Method("independent", "uniform", refined=True)]
-    [(plain, tree), (growth, refined)] = fitter.build(methods, texts)
-    assert growth is plain
-    assert refined.nodes == tree.nodes == 10
-    assert fitter.sums(refined, texts).steps.sum() <= fitter.sums(tree, texts).steps.sum()
 
 
 @pytest.fixture(scope="module")

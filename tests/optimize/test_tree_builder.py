@@ -14,9 +14,8 @@ from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.strict_yaml import MAX_BYTES
 from treeopt.files.trees import tree_yaml
-from treeopt.optimize.refine import Limits
 from treeopt.optimize.replay import replay
-from treeopt.optimize.select_method import MEDUSA, Fitter
+from treeopt.optimize.select_method import MEDUSA, Fitter, Limits
 from treeopt.optimize.tree_builder import build_tree, check_size, describe, tree_limits
 from treeopt.tree import Tree
 
@@ -180,7 +179,6 @@ def test_limits_that_allow_few_nodes_are_never_too_large() -> None:
         *({"nodes": nodes} for nodes in (0, 4.5, True, math.nan, "8", None)),
         *({"top_k": top_k} for top_k in (0, 1.5, True)),
         *({name: limit} for name in ("max_depth", "max_rank") for limit in (-1, 2.5, True, False)),
-        *({"refine_seconds": seconds} for seconds in (-1, math.nan, math.inf, True)),
         {"values": "jnt"},
         {"weights": "visit"},
         {"values": None},

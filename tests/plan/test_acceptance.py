@@ -25,7 +25,7 @@ def test_calibration_gives_the_cross_validated_curve() -> None:
     calibration = random_calibration(3, sequences=40)
     found = calibrated_acceptance(calibration, 24)
     fitter = Fitter(calibration, tree_limits(calibration, 24))
-    method = fitter.choose(candidates("joint", "visits", refined=False)).method
+    method = fitter.choose(candidates("joint", "visits")).method
     curve = measure_curve(fitter, method, default_sizes(24))
     assert found.sizes == tuple(point.nodes for point in curve.points)
     assert found.tokens == tuple(point.tokens_per_step for point in curve.points)

@@ -12,7 +12,6 @@ from treeopt.cli.checks import check_belongs, check_static_only, check_suffix, g
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import warn_other_heads
-from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import (
     HOLDOUT_HELP,
     calibrations_option,
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"  # as the number of nodes, and as the drafter
 _STATIC = ("values", "weights", "max_rank", "max_depth")
-_ONE_DRAFTER = ("holdout", "refine", "mix", "robust", "contiguous", "engine")
+_ONE_DRAFTER = ("holdout", "mix", "robust", "contiguous", "engine")
 
 
 class _Nodes(click.ParamType[int | str]):
@@ -86,7 +85,6 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
 @step_options
 @click.option("--values", type=click.Choice(VALUES), default=DEFAULT_VALUES, help=_ESTIMATE_HELP.format("weights"))
 @click.option("--weights", type=click.Choice(WEIGHTS), default=DEFAULT_WEIGHTS, help=_ESTIMATE_HELP.format("values"))
-@click.option("--refine", type=FiniteRange(min=0), default=0.0, help="Seconds for exchanging nodes, in all.")
 @max_rank_option
 @click.option("--contiguous", is_flag=True, help="Siblings have the ranks 0, 1, .. without a gap.")
 @click.option(
@@ -183,13 +181,12 @@ def _job(options: dict[str, Any], tasks: int) -> BuildJob:
     auto = options["nodes"] == AUTO
     if tasks == 1 and (options["mix"] is not None or options["robust"]):
         raise click.UsageError("--mix and --robust need several --calibration")
-    if tasks > 1 and (options["holdout"] or options["refine"] or auto):
-        raise click.UsageError("--holdout, --refine and --nodes auto take one --calibration")
+    if tasks > 1 and (options["holdout"] or auto):
+        raise click.UsageError("--holdout and --nodes auto take one --calibration")
     if options["mix"] is not None and options["robust"]:
         raise click.UsageError("--mix and --robust exclude each other")
     return BuildJob(
         nodes=None if auto else options["nodes"],
-        refine_seconds=options["refine"],
         holdout=options["holdout"] or 0,
         profile=load_profile(options["profile"]) if auto else None,
         shares=None if options["mix"] is None else _shares(options["mix"], tasks),

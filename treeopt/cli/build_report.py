@@ -34,6 +34,7 @@ def report_tree(
 ) -> None:
     """Print a built tree; `constrained` is what the limits of an engine cost, `files` are the tasks."""
     from treeopt.export.lint import refusing_engines
+    from treeopt.optimize.select_method import MEDUSA
 
     tree, medusa = built.tree, _medusa(built)
     refusing = refusing_engines(tree) if constrained is None else []
@@ -53,7 +54,7 @@ def report_tree(
         )
     warn_few_texts(console, built.fitted)
     if built.fit.sums is None:
-        taken = medusa if built.fit.method.is_medusa else f"method {built.fit.method}"
+        taken = medusa if built.fit.method == MEDUSA else f"method {built.fit.method}"
         console.warn(f"warning: too few different texts for cross-validation: {taken} is built")
     for finding in () if constrained is None else constrained.findings:
         console.warn(f"warning: {finding}")

@@ -124,7 +124,7 @@ def _measure(console: Console, calibration: Calibration, timing: Timing | None, 
         check_static_only(("values", "weights", "max_rank"))
     else:
         exactly = given("values") and given("weights")
-        methods = candidates(options["values"], options["weights"], refined=False, exactly=exactly)
+        methods = candidates(options["values"], options["weights"], exactly=exactly)
     more = {"kind": options["kind"], "largest": options["largest"], "top_k": ranks_of(options)}
     return measured_curve(console, calibration, timing, methods=methods, **more)
 
@@ -154,7 +154,7 @@ def measured_curve(
         return policy_curve(calibration, default_sizes(min(most, STEP_SIZES[-1])), timing)
     limits = tree_limits(calibration, most, top_k=top_k)
     check_size(limits, calibration.num_heads, "--largest")
-    chosen = candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS, refined=False, exactly=False) if methods is None else methods
+    chosen = candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS, exactly=False) if methods is None else methods
     with console.progress("curve") as progress:
         fitter = Fitter(calibration, limits, progress=late(progress))
         curve = measure_curve(fitter, fitter.choose(chosen).method, default_sizes(most), timing)

@@ -20,7 +20,6 @@ from treeopt.files.drafters import load_drafter
 from treeopt.files.strict_yaml import TREE_FORMATS, read_text
 from treeopt.files.trees import GivenTree, as_tree, load_tree
 from treeopt.optimize.build_job import BuildJob, Built, run_job
-from treeopt.optimize.grow import gaps
 from treeopt.optimize.intervals import Gain, gain_of_sums, replayed_gain
 from treeopt.progress import Progress, silent
 from treeopt.tree import Path as RankPath
@@ -121,6 +120,15 @@ def lint_list(paths: Sequence[object]) -> list[Finding]:
         fix = f"add {missing} and the paths above it, or remove these"
         found.append(_of_list("orphan", what, fix, why=why, paths=orphans))
     return found
+
+
+def gaps(paths: Sequence[RankPath], levels: int) -> list[RankPath]:
+    """The paths of at most `levels` ranks whose sibling of the next smaller rank is missing, in their order.
+
+    For example `(0, 2)` where `(0, 1)` is missing. A path that ends in rank 0 needs no sibling.
+    """
+    known = set(paths)
+    return [path for path in paths if len(path) <= levels and path[-1] and (*path[:-1], path[-1] - 1) not in known]
 
 
 def check_exportable(tree: Tree, engine: str) -> list[Finding]:

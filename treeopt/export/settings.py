@@ -302,17 +302,9 @@ def _tree(given: _EngineInput, choice: TreeChoice, settings: dict[str, Any]) -> 
     budgets = {} if batch is None or choice.budget is None else {batch: choice.budget}
     if choice.shape is None:
         return EngineSettings(settings, None, budgets, chain=False)
-    traced = given.calibration.steps is not None
-    exact = traced and choice.shape.replays_exactly(given.calibration.num_heads)
-    notes: tuple[str, ...] = ()
-    if not traced:
-        mean = "no per-step traces: the tree is that of the mean probabilities, one for all steps"
-        notes = (f"{mean}; treeopt calibrate --kind dynamic",)
-    elif not exact:
-        notes = (
-            "the traces do not say which nodes the engine expands; docs/engines.md has the difference in a simulation",
-        )
-    bound = EXACT if exact else ESTIMATE
+    exact = choice.shape.replays_exactly(given.calibration.num_heads)
+    note = "the traces do not say which nodes the engine expands; docs/engines.md has the difference in a simulation"
+    notes, bound = ((), EXACT) if exact else ((note,), ESTIMATE)
     return EngineSettings(settings, choice.replay, budgets, notes=notes, batch=batch, bound=bound, chain=False)
 
 

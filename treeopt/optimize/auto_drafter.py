@@ -7,7 +7,7 @@ profile of the same drafter and kind the second: its steps contain drafting. So 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -23,8 +23,7 @@ from treeopt.optimize.build_job import BuildJob, run_job
 from treeopt.optimize.curve import best_size
 from treeopt.optimize.mixtures import join_tasks
 from treeopt.optimize.per_step import build_policy, fastest_policy, policy_budget
-from treeopt.optimize.refine import Limits
-from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.select_method import Fitter, Limits
 from treeopt.optimize.tree_builder import build_tree, check_size, tree_limits
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
@@ -36,21 +35,24 @@ _LEFT_OUT = (Code.PROFILE_INVALID, Code.TREE_INVALID)  # errors that leave out o
 
 @dataclass(frozen=True)
 class DrafterGroup:
-    """The calibrations of one drafter.
+    """The calibrations of one drafter, or of the guesses of the heads.
 
     Args:
         name: of the drafter: that of its profiles, else of its file; with its file where two have the same name.
-        drafter_id: as in the provenance of its calibrations; empty for the guesses of the heads.
         calibrations: one, or one for each task.
         joined: the texts of all of them.
         profiles: its profiles by kind.
     """
 
     name: str
-    drafter_id: str
     calibrations: tuple[Calibration, ...]
     joined: Calibration
-    profiles: dict[str, LatencyProfile]
+    profiles: Mapping[str, LatencyProfile]
+
+    @property
+    def drafter_id(self) -> str:
+        """As in the provenance of its calibrations; empty for the guesses of the heads."""
+        return self.joined.provenance.drafter_id
 
 
 @dataclass(frozen=True)
@@ -106,25 +108,18 @@ def choose_drafter(
     """Build the tree or policy with the most tokens per second over several drafters.
 
     Tokens per step of static trees are cross-validated where there are enough different texts; those of per-step trees
-    are replayed. The texts of several calibrations of one drafter count by their tokens.
-
-    Args:
-        calibrations: of one base model, at least one of each drafter; several of one drafter are its tasks.
-        profiles: at most one of each drafter and kind; candidates without one are left out.
-        job: number of nodes (None: the fastest of each candidate), batch and context, and the options of static trees.
-            It has no holdout, refining, shares or robust tree.
-        kinds: the kinds of trees that compete.
-        progress: called after each growth.
+    are replayed. Several calibrations of one drafter are its tasks, whose texts count by their tokens. The job has the
+    number of nodes (None: the fastest of each candidate), batch and context, and the options of static trees. A
+    candidate without a profile is left out.
 
     Raises:
-        ValueError: where the job has other options, or there are no calibrations.
         TreeoptError: E221 where the calibrations are of different base models or temperatures, or those of a drafter
             cannot be compared; E204 where no file could hold a tree of the given size; E230 where two profiles are of
             one drafter and kind, a profile names no drafter, or no candidate has figures.
     """
-    if not calibrations or job.holdout or job.refine_seconds or job.robust or job.shares is not None:
-        raise ValueError("a choice of drafters takes calibrations, and neither holdout, refining, shares nor robust")
-    groups, unused = _groups(calibrations, profiles)
+    _check_alike(calibrations)
+    priced = _by_drafter_and_kind(profiles)
+    groups = _groups(calibrations, priced)
     if job.nodes is not None:
         for group in groups:
             check_size(_limits(group.joined, job, job.nodes), group.joined.num_heads, "--nodes")
@@ -134,34 +129,39 @@ def choose_drafter(
         raise _nothing(candidates)
     known.sort(key=lambda pair: pair[1].nodes)  # of equally fast ones the smaller
     speedups = [budget.speedup for _, budget in known]
+    pays = fastest(speedups)
     # A given size is built even where it does not pay.
-    chosen = fastest(speedups) if job.nodes is None else int(np.argmax(speedups))
-    best = known[chosen or 0][0]
-    plan = _plan(best, job, progress) if chosen is not None else build_tree(best.group.joined, ONE_NODE)
-    used = [one.group.profiles[one.kind] for one, _ in known]
-    warnings = (*unused, *_doubts(used, job), *_slow([budget for _, budget in known]))
-    return DrafterChoice(plan, best, candidates, warnings)
+    best = known[pays or 0 if job.nodes is None else int(np.argmax(speedups))][0]
+    none = job.nodes is None and pays is None
+    plan = build_tree(best.group.joined, ONE_NODE) if none else _plan(best, job, progress)
+    warnings = [
+        f"no calibration is of {_called(profile)}, of which there is a profile of {kind} trees"
+        for (drafter, kind), profile in priced.items()
+        if drafter not in {group.drafter_id for group in groups}
+    ]
+    warnings += _doubts([one.group.profiles[one.kind] for one, _ in known], job)
+    if pays is None:
+        warnings.append("no drafter is faster than autoregressive decoding on this machine")
+    return DrafterChoice(plan, best, candidates, tuple(warnings))
 
 
-def _groups(
-    calibrations: Sequence[Calibration], profiles: Sequence[LatencyProfile]
-) -> tuple[list[DrafterGroup], list[str]]:
-    """The calibrations and profiles of each drafter, and a warning for each profile of none."""
-    models = {calibration.provenance.model_id: calibration.provenance.model for calibration in calibrations}
+def _check_alike(calibrations: Sequence[Calibration]) -> None:
+    """Raise E221 where the tokens of a second, or of a step, of these calibrations cannot be compared."""
+    models = {one.provenance.model_id: f"{one.provenance.model} ({one.provenance.model_id})" for one in calibrations}
+    answers = {one.temperature for one in calibrations}
+    said = ["given answers" if one is None else f"temperature {one:g}" for one in answers]
+    what, at, fix = "", list(models.values()), "--model"
     if len(models) > 1:
         what = "the calibrations are of different base models, so their tokens per second cannot be compared"
-        at = "\n".join(f"{name} ({model_id})" for model_id, name in models.items())
-        raise TreeoptError(Code.CALIBRATION_MISMATCH, what, at=at, fix="treeopt calibrate again, with one --model")
-    temperatures = {calibration.temperature for calibration in calibrations}
-    if len(temperatures) > 1:
+    elif len(answers) > 1:
         what = "the calibrations are of texts at different temperatures, so their tokens per step cannot be compared"
-        at = "\n".join("given answers" if one is None else f"temperature {one:g}" for one in temperatures)
-        raise TreeoptError(
-            Code.CALIBRATION_MISMATCH, what, at=at, fix="treeopt calibrate again, with one --temperature"
-        )
-    by_drafter: dict[str, list[Calibration]] = {}
-    for calibration in calibrations:
-        by_drafter.setdefault(calibration.provenance.drafter_id, []).append(calibration)
+        at, fix = said, "--temperature"
+    if what:
+        fix = f"treeopt calibrate again, with one {fix}"
+        raise TreeoptError(Code.CALIBRATION_MISMATCH, what, at="\n".join(at), fix=fix)
+
+
+def _by_drafter_and_kind(profiles: Sequence[LatencyProfile]) -> dict[tuple[str, str], LatencyProfile]:
     priced: dict[tuple[str, str], LatencyProfile] = {}
     for profile in profiles:
         if profile.drafter is None or profile.kind is None:
@@ -170,25 +170,25 @@ def _groups(
         if priced.setdefault((profile.drafter, profile.kind), profile) is not profile:
             what = f"two profiles are of {profile.kind} trees by {_called(profile)}"
             raise TreeoptError(Code.PROFILE_INVALID, what, fix="leave one out")
-    unused = [
-        f"no calibration is of {_called(profile)}, of which there is a profile of {kind} trees"
-        for (drafter_id, kind), profile in priced.items()
-        if drafter_id not in by_drafter
-    ]
-    groups = [_group(drafter_id, several, priced) for drafter_id, several in by_drafter.items()]
+    return priced
+
+
+def _groups(
+    calibrations: Sequence[Calibration], priced: Mapping[tuple[str, str], LatencyProfile]
+) -> list[DrafterGroup]:
+    """The calibrations and profiles of each drafter."""
+    by_drafter: dict[str, list[Calibration]] = {}
+    for calibration in calibrations:
+        by_drafter.setdefault(calibration.provenance.drafter_id, []).append(calibration)
+    groups = []
+    for drafter_id, several in by_drafter.items():
+        joined = several[0] if len(several) == 1 else join_tasks(several)[0]
+        profiles = {kind: profile for (drafter, kind), profile in priced.items() if drafter == drafter_id}
+        named = [str(profile.provenance["drafter_name"]) for profile in profiles.values() if _named(profile)]
+        name = (named or [PurePath(joined.provenance.drafter).name or drafter_id])[0] if drafter_id else HEADS
+        groups.append(DrafterGroup(name, tuple(several), joined, profiles))
     names = [group.name for group in groups]
-    return [group if names.count(group.name) == 1 else _with_file(group) for group in groups], unused
-
-
-def _group(
-    drafter_id: str, calibrations: Sequence[Calibration], priced: dict[tuple[str, str], LatencyProfile]
-) -> DrafterGroup:
-    joined = calibrations[0] if len(calibrations) == 1 else join_tasks(calibrations)[0]
-    profiles = {kind: profile for (drafter, kind), profile in priced.items() if drafter == drafter_id}
-    named = [str(profile.provenance["drafter_name"]) for profile in profiles.values() if _named(profile)]
-    file = PurePath(joined.provenance.drafter).name
-    name = (named or [file or drafter_id])[0] if drafter_id else HEADS
-    return DrafterGroup(name, drafter_id, tuple(calibrations), joined, profiles)
+    return [group if names.count(group.name) == 1 else _with_file(group) for group in groups]
 
 
 def _with_file(group: DrafterGroup) -> DrafterGroup:
@@ -278,11 +278,6 @@ def _doubts(profiles: Sequence[LatencyProfile], job: BuildJob) -> list[str]:
             "compare the speedups, or measure all profiles one after the other on an idle machine"
         )
     return found
-
-
-def _slow(budgets: Sequence[Budget]) -> list[str]:
-    slow = fastest([budget.speedup for budget in budgets]) is None
-    return ["no drafter is faster than autoregressive decoding on this machine"] if slow else []
 
 
 def _nothing(candidates: Sequence[Candidate]) -> TreeoptError:

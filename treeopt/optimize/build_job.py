@@ -15,11 +15,9 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.optimize.budget import check_priced, step_seconds
 from treeopt.optimize.curve import SizeChoice, best_size
-from treeopt.optimize.grow import CONTIGUOUS_NODES
 from treeopt.optimize.intervals import Interval, by_text, difference_interval, sampling_interval
 from treeopt.optimize.mixtures import Mixed, TaskMatrix, Tasks
-from treeopt.optimize.refine import Limits
-from treeopt.optimize.select_method import MEDUSA, Fit, Fitter, Method, candidates
+from treeopt.optimize.select_method import MEDUSA, Fitter, Limits, Method, MethodFit, candidates
 from treeopt.optimize.tree_builder import check_size, describe, tree_limits
 from treeopt.progress import Progress, silent
 from treeopt.tree import Tree
@@ -33,7 +31,6 @@ class BuildJob:
         nodes: the budget, root counted; the fastest size by `profile` where None.
         values: `independent` or `joint`.
         weights: `uniform` or `visits`.
-        refine_seconds: time for exchanging nodes; 0 exchanges none.
         top_k: K, the ranks of each head that are considered.
         max_rank: the largest rank of a path; no further limit where None.
         max_depth: the length of the longest path; the number of heads where None.
@@ -51,7 +48,6 @@ class BuildJob:
     nodes: int | None
     values: str = DEFAULT_VALUES
     weights: str = DEFAULT_WEIGHTS
-    refine_seconds: float = 0.0
     top_k: int = DEFAULT_TOP_K
     max_rank: int | None = None
     max_depth: int | None = None
@@ -94,8 +90,7 @@ class BuildJob:
     @property
     def methods(self) -> list[Method]:
         """The candidate methods."""
-        refined = self.refine_seconds > 0
-        return candidates(self.values, self.weights, refined=refined, exactly=self.exactly)
+        return candidates(self.values, self.weights, exactly=self.exactly)
 
 
 @dataclass(frozen=True)
@@ -116,7 +111,7 @@ class Built:
     """
 
     tree: Tree
-    fit: Fit
+    fit: MethodFit
     fitted: Calibration
     limits: Limits
     budget: int
@@ -139,7 +134,7 @@ def run_job(calibrations: Sequence[Calibration], job: BuildJob, *, progress: Pro
     Args:
         calibrations: one, or one for each task.
         job: the options.
-        progress: called after each growth, and while refining.
+        progress: called after each fold.
 
     Raises:
         ValueError: where numbers are out of range, or options for one and for several tasks are mixed.
@@ -164,14 +159,12 @@ def run_job(calibrations: Sequence[Calibration], job: BuildJob, *, progress: Pro
             raise ValueError("the fastest size needs a latency profile")
         check_priced(job.profile, calibrations[0], KINDS[0])
         step_seconds(job.profile, ONE_NODE, job.batch, job.context)  # speedups refer to one node: fail before any work
-        unrefined = [method for method in job.methods if not method.refined]
-        largest = CONTIGUOUS_NODES if job.cuts["contiguous"] else MAX_NODES
-        most = min(job.profile.largest(job.batch, job.context), largest)
+        most = min(job.profile.largest(job.batch, job.context), MAX_NODES)
         sizing = Fitter(fitted, tree_limits(fitted, most, **job.cuts), progress=progress)
-        choice = best_size(sizing, unrefined, job.profile, job.batch, job.context)
+        choice = best_size(sizing, job.methods, job.profile, job.batch, job.context)
         nodes = choice.best.nodes
     limits = tree_limits(fitted, nodes, **job.cuts)
-    fitter = Fitter(fitted, limits, refine_seconds=job.refine_seconds, progress=progress)
+    fitter = Fitter(fitted, limits, progress=progress)
     fit = fitter.choose(job.methods)
     return Built(
         describe(fitter, fit, **job.named_limits), fit, fitted, limits, nodes, choice, None, None, aside, dropped
@@ -179,8 +172,8 @@ def run_job(calibrations: Sequence[Calibration], job: BuildJob, *, progress: Pro
 
 
 def _several(calibrations: Sequence[Calibration], job: BuildJob, progress: Progress) -> Built:
-    if job.holdout or job.refine_seconds or job.nodes is None:
-        raise ValueError("a holdout, refining and the fastest size take one calibration")
+    if job.holdout or job.nodes is None:
+        raise ValueError("a holdout and the fastest size take one calibration")
     _check_engine(job.nodes, job)
     limits = tree_limits(calibrations[0], job.nodes, **job.cuts)
     check_size(limits, calibrations[0].num_heads, "--nodes")
@@ -247,7 +240,7 @@ def split(calibration: Calibration, last: int) -> tuple[Calibration, Calibration
 
 def judge(tree: Tree, fitted: Calibration, aside: Calibration, dropped: int, limits: Limits) -> Judgement:
     """Replay a finished tree, and the Medusa tree fitted to the same texts, over the texts held out."""
-    [(_, medusa)] = Fitter(fitted, limits).build([MEDUSA])
+    medusa = Fitter(fitted, limits).build(MEDUSA).tree()
     judged = Fitter(aside, limits)
     sums, medusa_sums = judged.sums(tree), judged.sums(medusa)
     by_tree = by_text(aside.token_hashes, sums.tokens, sums.steps)

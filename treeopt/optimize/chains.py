@@ -21,9 +21,8 @@ from treeopt.optimize.budget import Budget, best_budget, budget_at, check_priced
 from treeopt.optimize.curve import default_sizes
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval
 from treeopt.optimize.per_step import traced_steps
-from treeopt.optimize.replay import Replay, accepted_drafts, visits
+from treeopt.optimize.replay import Replay, visits
 from treeopt.policy import STEP_SIZES
-from treeopt.tree import Tree
 
 MOST_DRAFTS = 16  # longest chain that is considered
 WIDTHS = (1, 2, 4, 8, 16)  # of `top_k` that are tried
@@ -224,30 +223,6 @@ def replay_dynamic_tree(calibration: Calibration, shape: DynamicTree) -> Replay:
     return _walked(calibration, np.logical_and.accumulate(inside, axis=1), shape.steps)
 
 
-def mean_dynamic_tree(calibration: Calibration, shape: DynamicTree) -> Tree:
-    """EAGLE-2's tree where each level has the mean probabilities of its ranks at every step: a fixed tree.
-
-    It stands for the engine's trees where no per-step traces are known. Equal probabilities are ordered by depth, then
-    path.
-    """
-    chances = calibration.accuracy[:, : shape.top_k].tolist()
-    level: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
-    found = []
-    for depth in range(min(shape.steps, calibration.num_heads)):
-        children = [(p * chance, (*path, rank)) for p, path in level for rank, chance in enumerate(chances[depth])]
-        found += children
-        level = sorted(children, key=_order)[: shape.top_k]
-    chosen = sorted(found, key=_order)[: shape.nodes - 1]
-    return Tree.from_paths([path for _, path in chosen])
-
-
-def replay_mean_tree(calibration: Calibration, shape: DynamicTree) -> Replay:
-    """The steps with the tree of `mean_dynamic_tree`."""
-    tree = mean_dynamic_tree(calibration, shape)
-    accepted = accepted_drafts(tree, calibration.ranks)
-    return Replay(accepted, visits(accepted), calibration.offsets, tree.depth)
-
-
 def chains_by_batch(calibration: Calibration, profile: LatencyProfile, drafts: int | None = None) -> dict[int, Budget]:
     """The figures of the chain of `drafts` drafts, or of the fastest, at each measured batch and the largest context.
 
@@ -293,17 +268,18 @@ def choose_dynamic_tree(
     """The dynamic tree of so many nodes, or the fastest at the smallest measured batch and the largest context.
 
     Args:
-        calibration: the traces; without those of per-step trees, the tree is that of the mean probabilities.
-        profile: seconds per step of trees of as many nodes, of the kind of the traces; None where `nodes` is given.
+        calibration: with traces of per-step trees.
+        profile: seconds per step of per-step trees of as many nodes; None where `nodes` is given.
         nodes: root counted.
         narrow: as `best_shape`.
 
     Raises:
-        TreeoptError: E223 where the profile is of another drafter, E230 where it is of another kind of trees, or lacks
-            the one-node step or the size; as `best_shape`.
+        TreeoptError: E220 without such traces; E223 where the profile is of another drafter, E230 where it is of static
+            trees, or lacks the one-node step or the size; E103 where no such tree can be replayed.
     """
+    traced_steps(calibration)
     if profile is not None:
-        check_priced(profile, calibration, KINDS[calibration.steps is not None])
+        check_priced(profile, calibration, KINDS[1])
     if nodes is None:
         assert profile is not None
         best = _fastest_tree(calibration, profile, narrow)
@@ -346,8 +322,7 @@ def best_shape(calibration: Calibration, nodes: int, *, narrow: bool = False) ->
             traced = f"{calibration.num_heads} levels of {calibration.top_k} ranks are traced"
             why = f"{traced}; with {limit}, the largest tree has {most} nodes, root counted"
         raise TreeoptError(Code.TREE_INVALID, what, why=why, fix=f"--nodes from 2 to {most}")
-    figure = replay_mean_tree if calibration.steps is None else replay_dynamic_tree
-    found = [(shape, figure(calibration, shape)) for shape in _shapes(calibration, nodes, narrow)]
+    found = [(shape, replay_dynamic_tree(calibration, shape)) for shape in _shapes(calibration, nodes, narrow)]
     best = max(replay.tokens_per_step for _, replay in found)
     good = [one for one in found if one[1].tokens_per_step >= _GOOD_ENOUGH * best]
     return min(good, key=lambda one: (one[0].steps * one[0].top_k, one[0].steps))
@@ -443,12 +418,6 @@ def _shapes(calibration: Calibration, nodes: int, narrow: bool) -> Iterator[Dyna
             enough = nodes - 1 <= _candidates(steps, top_k, narrow)
             if enough and top_k <= min(calibration.top_k, WIDTHS[-1]):
                 yield DynamicTree(steps, top_k, nodes)
-
-
-def _order(node: tuple[float, tuple[int, ...]]) -> tuple[float, int, tuple[int, ...]]:
-    """Probability down, then depth and path up."""
-    value, path = node
-    return -value, len(path), path
 
 
 def _walked(calibration: Calibration, inside: NDArray[np.bool_], depth: int) -> Replay:

@@ -58,12 +58,10 @@ class Timing:
     context: int | None = None
 
     def seconds(self, nodes: int) -> float:
-        """Seconds of a step, as `LatencyProfile.seconds`."""
         return step_seconds(self.profile, nodes, self.batch, self.context)
 
     @property
     def largest(self) -> int:
-        """The largest measured size."""
         return self.profile.largest(self.batch, self.context)
 
 
@@ -83,14 +81,10 @@ def measure_curve(fitter: Fitter, method: Method, sizes: Sequence[int], timing: 
     All sizes of a fold come from one growth: its first nodes are each smaller tree. With visit weights the visits are
     those of the largest tree, so `build` at a smaller size can be slightly better (0.1 % at 64 of 256 nodes). Sizes
     that no growth reaches are left out.
-
-    Raises:
-        TreeoptError: E223 where the profile is of another drafter; E230 where it is of per-step trees, or lacks a size,
-            the batch or the context.
     """
     if timing is not None:
         check_priced(timing.profile, fitter.calibration, KINDS[0])
-    [(growth, _)] = fitter.build([method])
+    growth = fitter.build(method)
     sizes = [size for size in sizes if size <= len(growth.values) + 1]
     found = zip(sizes, fitter.cross_validated_sums(method, sizes), strict=True)
     points = _points(fitter.calibration, found, timing)
@@ -98,12 +92,7 @@ def measure_curve(fitter: Fitter, method: Method, sizes: Sequence[int], timing: 
 
 
 def policy_curve(calibration: Calibration, sizes: Sequence[int], timing: Timing | None = None) -> Curve:
-    """The curve of per-step trees: each size is replayed over the traces.
-
-    Raises:
-        TreeoptError: E220 where the calibration has no traces of per-step trees; E223 and E230 as `measure_curve`,
-            for per-step trees.
-    """
+    """The curve of per-step trees: each size is replayed over the traces."""
     steps = traced_steps(calibration)
     if timing is not None:
         check_priced(timing.profile, calibration, KINDS[1])
@@ -120,9 +109,7 @@ def _best(points: Sequence[CurvePoint]) -> int | None:
 
 
 def _points(
-    calibration: Calibration,
-    found: Iterable[tuple[int, TextSums]],
-    timing: Timing | None,
+    calibration: Calibration, found: Iterable[tuple[int, TextSums]], timing: Timing | None
 ) -> tuple[CurvePoint, ...]:
     """The point of each size, from tokens and steps of each text with trees of that size."""
     alone = None if timing is None else timing.seconds(ONE_NODE)
@@ -168,13 +155,6 @@ def best_size(
 
     Tokens per step are cross-validated where there are enough different texts. All sizes come from one growth, and
     tokens per step are interpolated between the sizes that are replayed. Sizes that no growth reaches are left out.
-
-    Args:
-        fitter: the traces, with the largest size as its limit.
-        methods: the candidate methods.
-        profile: seconds per step of static trees, by the drafter of the traces.
-        batch: texts decoded together, as in the profile.
-        context: cached tokens, as in the profile; the most measured where None.
 
     Raises:
         TreeoptError: E223 where the profile is of another drafter; E230 where it is of per-step trees, or lacks a size,

@@ -14,8 +14,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import GivenTree, as_tree
 from treeopt.optimize.grow import grow
 from treeopt.optimize.intervals import Gain, replayed_gain
-from treeopt.optimize.refine import Limits
-from treeopt.optimize.select_method import MEDUSA, Fitter, Method
+from treeopt.optimize.select_method import MEDUSA, Fitter, Limits, Method
 from treeopt.optimize.values import Values
 from treeopt.tree import Path, Tree, as_path
 

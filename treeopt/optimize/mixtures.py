@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration, TargetTraces
 from treeopt.errors import Code, TreeoptError
-from treeopt.optimize.refine import Limits
-from treeopt.optimize.select_method import Fit, Fitter, Method
+from treeopt.optimize.select_method import Fitter, Limits, Method, MethodFit
 from treeopt.optimize.trie import Floats
 from treeopt.progress import Progress, silent
 from treeopt.traces import joined
@@ -42,7 +41,7 @@ class Mixed:
         shares: float64 [T], the weight of each task in the fit, summing to 1.
     """
 
-    fit: Fit
+    fit: MethodFit
     fitter: Fitter
     tokens_per_step: Floats
     shares: Floats
@@ -76,7 +75,7 @@ class Tasks:
         self.joined, self.task = join_tasks(calibrations)
 
     @functools.cached_property
-    def alone(self) -> tuple[Fit, ...]:
+    def alone(self) -> tuple[MethodFit, ...]:
         """For each task, the fit to the texts of that task alone."""
         fitters = (Fitter(calibration, self.limits, progress=self._progress) for calibration in self.calibrations)
         return tuple(fitter.choose(self._methods) for fitter in fitters)
@@ -112,7 +111,7 @@ class Tasks:
         method = self._fitter(shares).choose(self._methods).method
         best_shares, best_worst = shares, -np.inf
         for done in range(_ROUNDS):
-            ratios = self._by_task(self._tree(shares, method)) / alone
+            ratios = self._by_task(self._fitter(shares).build(method).tree()) / alone
             if ratios.min() > best_worst:
                 best_shares, best_worst = shares, float(ratios.min())
             shares = shares * np.exp(_RATE * (1.0 - ratios))
@@ -121,10 +120,6 @@ class Tasks:
         fitter = self._fitter(best_shares)
         fit = fitter.choose([method])
         return Mixed(fit, fitter, self._by_task(fit.tree), best_shares)
-
-    def _tree(self, shares: Floats, method: Method) -> Tree:
-        [(_, tree)] = self._fitter(shares).build([method])
-        return tree
 
     def _fitter(self, shares: Floats) -> Fitter:
         """All texts, weighted so that the tokens of each task have its share of the weight.

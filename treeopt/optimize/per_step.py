@@ -6,6 +6,7 @@ trace of the true path's positions in that order gives the accepted drafts for e
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +20,9 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.policies import as_policy
 from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.optimize.budget import Budget, check_priced, drafting_seconds, step_seconds
-from treeopt.optimize.intervals import by_text, prediction_interval
 from treeopt.optimize.replay import Replay, TextSums, check_drafter, visits
-from treeopt.optimize.tree_builder import calibration_source, rounded
+from treeopt.optimize.tree_builder import predicted_ends, rounded, source_of
 from treeopt.policy import STEP_SIZES, PolicyExpected, TreePolicy
-from treeopt.version import VERSION
 
 _ROUNDS = 12  # costs change no further by then
 _FEWEST_NODES = 2  # of a policy: the root and a draft
@@ -32,7 +31,11 @@ Ints = NDArray[np.int64]
 
 
 def replay_policy(policy: TreePolicy | str | os.PathLike[str], calibration: Calibration) -> Replay:
-    """Run a policy over the traces of `calibration`.
+    """The steps of a policy on the traces of a calibration.
+
+    Args:
+        policy: the policy, or its file.
+        calibration: with traces of per-step trees of the policy's drafter.
 
     Raises:
         TreeoptError: E220 where the calibration has no traces of per-step trees; E223 where it is of another drafter;
@@ -67,7 +70,11 @@ def sums_by_size(calibration: Calibration, nodes: int) -> TextSums:
 
 
 def build_policy(calibration: Calibration, nodes: int) -> TreePolicy:
-    """The policy of `nodes` nodes (root counted) at every step, with its expected tokens per step.
+    """The policy of so many nodes at every step, with its expected tokens per step.
+
+    Args:
+        calibration: with traces of per-step trees.
+        nodes: root counted, 2 to 254.
 
     Raises:
         TreeoptError: E103 where the number is out of range; E220 where the calibration has no traces of per-step trees.
@@ -77,11 +84,7 @@ def build_policy(calibration: Calibration, nodes: int) -> TreePolicy:
 
 
 def fastest_policy(
-    calibration: Calibration,
-    profile: LatencyProfile,
-    *,
-    batch: int = 1,
-    context: int | None = None,
+    calibration: Calibration, profile: LatencyProfile, *, batch: int = 1, context: int | None = None
 ) -> TreePolicy:
     """The policy with the most tokens per second on a machine.
 
@@ -92,12 +95,6 @@ def fastest_policy(
     Drafting chooses the nodes of the largest size, of which a step verifies the likeliest. So each largest size is
     tried: a step of fewer nodes then takes its seconds with the drafting of the largest size. The result is compared
     with each fixed size, which is returned where it is faster: estimates of the drafter may mislead the choice.
-
-    Args:
-        calibration: the traces.
-        profile: seconds per step of per-step trees by the drafter of the traces, by the nodes of the tree.
-        batch: texts decoded together, as in the profile.
-        context: cached tokens, as in the profile; the most measured where None.
 
     Raises:
         TreeoptError: E220 where the calibration has no traces of per-step trees; E223 where the profile is of another
@@ -131,15 +128,7 @@ def policy_budget(
 ) -> Budget:
     """Expected figures of a policy on a machine; `seconds` is the mean over the steps of its replay.
 
-    Args:
-        policy: the policy; drafting chooses the nodes of its largest size, whatever the size of a step.
-        calibration: as `fastest_policy`.
-        profile: as `fastest_policy`, the one-node step included.
-        batch: as `fastest_policy`.
-        context: as `fastest_policy`.
-
-    Raises:
-        TreeoptError: as `fastest_policy` and `replay_policy`.
+    Drafting chooses the nodes of the policy's largest size, whatever the size of a step.
     """
     check_priced(profile, calibration, KINDS[1])
     found = replay_policy(policy, calibration)
@@ -185,26 +174,17 @@ def _described(policy: TreePolicy, calibration: Calibration) -> TreePolicy:
     sizes = sizes_of(policy, steps)[found.visited]
     begun = steps.expected_tokens[found.visited]
     estimated = np.array([np.interp(size, STEP_SIZES, row) for size, row in zip(sizes, begun, strict=True)])
-    low = high = None
-    interval = prediction_interval(*by_text(calibration.token_hashes, *found.sums.columns))
-    if interval is not None:
-        interval = interval.within(1.0, 1.0 + policy.depth)
-        low, high = rounded(interval.low), rounded(interval.high)
     expected = PolicyExpected(
-        rounded(found.tokens_per_step), rounded(float(estimated.mean())), rounded(float(sizes.mean())), low, high
+        rounded(found.tokens_per_step),
+        rounded(float(estimated.mean())),
+        rounded(float(sizes.mean())),
+        **predicted_ends(calibration, found.sums, policy.depth),
     )
-    source = {"made_by": f"treeopt {VERSION}", "calibration": calibration_source(calibration)}
-    if calibration.provenance.drafter:
-        source["drafter"] = calibration.provenance.drafter
-    return TreePolicy(policy.nodes, policy.depth, policy.drafter, policy.size_cost, expected, source)
+    return dataclasses.replace(policy, expected=expected, source=source_of(calibration))
 
 
 def traced_steps(calibration: Calibration) -> StepTraces:
-    """The traces of per-step trees.
-
-    Raises:
-        TreeoptError: E220 where there are none, E303 where there is no text.
-    """
+    """The traces of per-step trees; E220 where there are none, E303 where there is no text."""
     if calibration.steps is None:
         what = "the calibration has no traces of per-step trees"
         raise TreeoptError(
@@ -228,10 +208,9 @@ def _best_sizes(steps: StepTraces, sizes: Ints, size_cost: NDArray[np.float64]) 
 def _expected_drafts(
     calibration: Calibration, sizes: Ints, depth: int, visited: NDArray[np.bool_]
 ) -> NDArray[np.float64] | None:
-    """float64 [P]: as `Replay.expected_drafts`, for trees of these sizes; None without target probabilities.
+    """float64 [P]: `Replay.expected_drafts` of trees of these sizes; None without target probabilities.
 
-    A candidate is a node of the tree where its index among the nodes is below the size. Candidates whose probability
-    was not traced count where they are on the text.
+    A candidate whose index is below the size is a node; one whose probability was not traced counts on the text.
     """
     steps, target = calibration.steps, calibration.target
     if target is None or target.places is None or steps is None:
@@ -261,7 +240,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Reliability:
-    """The most likely guess of each level, in bins of its estimated probability.
+    """How often the most likely guess of each level is right, in bins of its estimated probability.
 
     Args:
         trials: float64 [H, BINS], guesses for which there was a token.
@@ -281,7 +260,6 @@ class Reliability:
 
 
 def reliability(calibration: Calibration) -> Reliability:
-    """The reliability by a calibration with traces of per-step trees."""
     assert calibration.steps is not None
     confidence = calibration.steps.confidence.astype(np.float64)
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)

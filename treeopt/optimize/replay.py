@@ -64,18 +64,14 @@ class TextSums:
 
     @property
     def standard_error(self) -> float | None:
-        """Standard error of `tokens_per_step`, clustered by text, as `standard_error`."""
+        """That of `tokens_per_step`, clustered by text."""
         return standard_error(self.tokens, self.steps)
 
 
 def standard_error(tokens: NDArray[Any], steps: NDArray[Any]) -> float | None:
-    """Standard error of sum of tokens / sum of steps; None below two clusters.
+    """Standard error of sum of tokens / sum of steps over S independent clusters of texts; None below two.
 
     That of a ratio estimator: sqrt(S/(S-1) * sum over clusters of (tokens - tau * steps)^2) / sum of steps.
-
-    Args:
-        tokens: [S], of each independent cluster of texts.
-        steps: [S], likewise.
     """
     count, total = len(tokens), float(steps.sum())
     if count < FEWEST or not total:
@@ -174,14 +170,7 @@ def replay(tree: GivenTree, calibration: Calibration) -> Replay:
 
 
 def text_sums(visited: NDArray[np.bool_], offsets: NDArray[np.int64], expected: NDArray[np.float64] | None) -> TextSums:
-    """Tokens and steps of each text.
-
-    Args:
-        visited: bool [P], whether a step begins at this position.
-        offsets: int64 [S+1], of the texts.
-        expected: float64 [P], expected drafts of each step, 0 at positions that are not visited; None for the tokens of
-            the texts.
-    """
+    """Tokens and steps of each text, from where steps begin, bool [P], and their expected drafts, float64 [P]."""
     steps = np.diff(np.concatenate([[0], np.cumsum(visited)])[offsets])
     if expected is None:
         return TextSums(np.diff(offsets), steps)
@@ -190,25 +179,10 @@ def text_sums(visited: NDArray[np.bool_], offsets: NDArray[np.int64], expected: 
     return TextSums(tokens, steps, np.diff(offsets))
 
 
-def expected_shares(tree: Tree, ranks: Ranks, target: TargetTraces) -> list[float]:
-    """For each path the share of the steps that accept it, as the target's probabilities expect."""
-    children, rows = _children(tree), np.flatnonzero(visits(accepted_drafts(tree, ranks)))
-    nodes, part = children.along(ranks[rows]), target.rows(rows)
-    sums = np.zeros((tree.nodes + 1, max(target.ranks, tree.max_rank + 1)))  # the last row: off the tree
-    parent = np.zeros(len(rows), np.int32)
-    for level in range(tree.depth):
-        np.add.at(sums[:, : target.ranks], parent, part.probability[:, level].astype(np.float64))
-        untraced = (ranks[rows, level] >= target.ranks) & (ranks[rows, level] < sums.shape[1])
-        np.add.at(sums, (parent[untraced], ranks[rows, level][untraced]), 1.0)
-        parent = nodes[:, level]
-    pairs = zip(tree.parents[1:], tree.paths, strict=True)
-    return [float(sums[above, path[-1]] / max(len(rows), 1)) for above, path in pairs]
-
-
 def expected_drafts(
     tree: Tree, ranks: Ranks, target: TargetTraces | None, visited: NDArray[np.bool_]
 ) -> NDArray[np.float64] | None:
-    """float64 [P]: `Children.expected_drafts` of the tree at visited positions; None without target probabilities."""
+    """float64 [P]: expected drafts of the tree at visited positions, 0 at others; None without target probabilities."""
     if target is None:
         return None
     children, chosen = _children(tree), np.flatnonzero(visited)
@@ -231,7 +205,7 @@ def check_drafter(drafter: str, calibration: Calibration) -> None:
         raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="treeopt calibrate with the drafter of the tree")
 
 
-def deepest_nodes(tree: Tree, ranks: NDArray[np.uint8]) -> NDArray[np.int32]:
+def deepest_nodes(tree: Tree, ranks: Ranks) -> NDArray[np.int32]:
     """int32 [P]: the node of the longest prefix of each row of `ranks` that is a path of the tree; the root if none."""
     table = _child_table(tree)
     width = table.shape[1] - 1
@@ -246,7 +220,7 @@ def deepest_nodes(tree: Tree, ranks: NDArray[np.uint8]) -> NDArray[np.int32]:
     return deepest
 
 
-def accepted_drafts(tree: Tree, ranks: NDArray[np.uint8]) -> NDArray[np.int8]:
+def accepted_drafts(tree: Tree, ranks: Ranks) -> NDArray[np.int8]:
     """int8 [P]: length of the longest prefix of each row of `ranks` that is a path of the tree."""
     return np.array(tree.depths, np.int8)[deepest_nodes(tree, ranks)]
 
@@ -337,9 +311,9 @@ def most_used(tree: Tree, calibration: Calibration, nodes: int) -> Tree:
 
     A parent is accepted at least as often as its child and precedes it, so these nodes are a tree.
     """
-    deepest = deepest_nodes(tree, calibration.ranks)
-    depths = np.array(tree.depths)
-    ends = np.bincount(deepest[visits(depths[deepest].astype(np.int8))], minlength=tree.nodes)
-    used = ends @ tree.ancestors  # [N]: steps that accepted the node
-    most = np.argsort(-used, kind="stable")[:nodes]
+    reached = deepest_nodes(tree, calibration.ranks)
+    counts = np.bincount(reached[visits(np.array(tree.depths, np.int8)[reached])], minlength=tree.nodes)
+    for node in range(tree.nodes - 1, 0, -1):  # children follow their parents
+        counts[tree.parents[node]] += counts[node]
+    most = np.argsort(-counts, kind="stable")[:nodes]
     return Tree.from_paths((tree.paths[node - 1] for node in most.tolist() if node), drafter=tree.drafter)

@@ -12,9 +12,8 @@ from treeopt.defaults import DEFAULT_TOP_K, DEFAULT_VALUES, DEFAULT_WEIGHTS, MAX
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.files.strict_yaml import MAX_BYTES
 from treeopt.optimize.intervals import by_text, prediction_interval
-from treeopt.optimize.refine import Limits
-from treeopt.optimize.replay import deepest_nodes, expected_shares, visits
-from treeopt.optimize.select_method import Fit, Fitter, Method, candidates
+from treeopt.optimize.replay import TextSums
+from treeopt.optimize.select_method import Fitter, Limits, Method, MethodFit, candidates
 from treeopt.optimize.trie import Floats
 from treeopt.tree import Expected, Tree
 from treeopt.version import VERSION
@@ -31,7 +30,6 @@ def build_tree(
     max_rank: int | None = None,
     values: str = DEFAULT_VALUES,
     weights: str = DEFAULT_WEIGHTS,
-    refine_seconds: float = 0.0,
 ) -> Tree:
     """The tree with the most tokens per step under a budget of nodes.
 
@@ -46,7 +44,6 @@ def build_tree(
         max_rank: the largest rank of a path (9 for engines that draft ten tokens a head).
         values: `independent` (products of accuracies) or `joint` (how often this path was right).
         weights: `uniform` (every position alike) or `visits` (where steps begin).
-        refine_seconds: time for exchanging nodes afterwards; 0 exchanges none.
 
     Returns:
         The tree with its values, expected tokens per step and source.
@@ -55,21 +52,20 @@ def build_tree(
         ValueError: where a number is not whole or out of range, or a name unknown.
     """
     limits = tree_limits(calibration, nodes, top_k=top_k, max_depth=max_depth, max_rank=max_rank)
-    fitter = Fitter(calibration, limits, refine_seconds=refine_seconds)
-    return describe(fitter, fitter.choose(candidates(values, weights, refined=refine_seconds > 0)))
+    fitter = Fitter(calibration, limits)
+    return describe(fitter, fitter.choose(candidates(values, weights)))
 
 
 def tree_limits(
     calibration: Calibration,
     nodes: int,
     *,
-    top_k: int | None = DEFAULT_TOP_K,
+    top_k: int = DEFAULT_TOP_K,
     max_depth: int | None = None,
     max_rank: int | None = None,
     contiguous: int = 0,
 ) -> Limits:
-    """The limits of a tree (K is all traced ranks where None); ValueError where a number is out of range."""
-    top_k = calibration.top_k if top_k is None else top_k
+    """The limits of a tree; ValueError where a number is out of range."""
     check_counts(nodes=nodes, top_k=top_k)
     limits = {"max_rank": max_rank, "max_depth": max_depth}
     check_counts(0, **{name: limit for name, limit in limits.items() if limit is not None})
@@ -93,67 +89,36 @@ def check_size(limits: Limits, levels: int, option: str) -> None:
         )
 
 
-def describe(fitter: Fitter, fit: Fit, **more: str) -> Tree:
+def describe(fitter: Fitter, fit: MethodFit, **more: str) -> Tree:
     """The fitted tree with its expected tokens per step and its source; `more` is added to its method.
 
     Where texts are weighted, all figures are weighted too.
     """
     calibration, limits, tree = fitter.calibration, fitter.limits, fit.tree
-    if tree.values is None:
-        tree = Tree(tree.paths, _accepted_shares(tree, calibration))
     replayed = fitter.sums(tree).weighted(fitter.text_weights).tokens_per_step
     expected = Expected(rounded(_independent(tree, fitter.accuracy())), rounded(replayed), limits.top_k)
     if fit.sums is not None:
         sums = fit.sums.weighted(fitter.text_weights)
-        expected = dataclasses.replace(expected, cross_validated=rounded(sums.tokens_per_step))
-        interval = prediction_interval(*by_text(calibration.token_hashes, *sums.columns))
-        if interval is not None:
-            interval = interval.within(1.0, 1.0 + tree.depth)
-            expected = dataclasses.replace(expected, low=rounded(interval.low), high=rounded(interval.high))
-    source: dict[str, Any] = {
-        "made_by": f"treeopt {VERSION}",
-        "method": {**_method(fit.method, limits), **more},
-        "calibration": calibration_source(calibration),
-    }
-    if calibration.provenance.drafter:
-        source["drafter"] = calibration.provenance.drafter
+        ends = predicted_ends(calibration, sums, tree.depth)
+        expected = dataclasses.replace(expected, cross_validated=rounded(sums.tokens_per_step), **ends)
+    source = source_of(calibration, method={**_method(fit.method, limits), **more})
     return dataclasses.replace(tree, drafter=calibration.provenance.drafter_id, expected=expected, source=source)
 
 
-def _independent(tree: Tree, accuracy: Floats) -> float:
-    """The independent estimate: 1 + the sum over nodes of the product of accuracies."""
-    return 1.0 + sum(float(np.prod([accuracy[h, rank] for h, rank in enumerate(path)])) for path in tree.paths)
+def predicted_ends(calibration: Calibration, sums: TextSums, depth: int) -> dict[str, float]:
+    """The ends, `low` and `high`, of the interval of tokens per step on as many new texts; none of too few texts."""
+    interval = prediction_interval(*by_text(calibration.token_hashes, *sums.columns))
+    if interval is None:
+        return {}
+    interval = interval.within(1.0, 1.0 + depth)
+    return {"low": rounded(interval.low), "high": rounded(interval.high)}
 
 
-def _accepted_shares(tree: Tree, calibration: Calibration) -> tuple[float, ...]:
-    """Share of the calibration's steps in which each node is accepted: the values of a refined tree."""
-    if calibration.target is not None:
-        return tuple(map(rounded, expected_shares(tree, calibration.ranks, calibration.target)))
-    reached = deepest_nodes(tree, calibration.ranks)
-    begun = visits(np.array(tree.depths, np.int8)[reached])
-    counts: Floats = np.bincount(reached[begun], minlength=tree.nodes).astype(np.float64)
-    for node in range(tree.nodes - 1, 0, -1):  # children follow their parents
-        counts[tree.parents[node]] += counts[node]
-    return tuple(rounded(share) for share in (counts[1:] / max(counts[0], 1.0)).tolist())
-
-
-def _method(method: Method, limits: Limits) -> dict[str, str | int]:
-    """The `method` entry of a tree's source."""
-    parts: dict[str, str | int] = {"values": method.values, "weights": method.weights}
-    if method.strength:
-        parts["strength"] = int(method.strength)
-    if method.refined:
-        parts["refined"] = "yes"
-    if limits.contiguous:
-        parts["contiguous"] = "level 1" if limits.contiguous == 1 else "all levels"
-    return {**parts, "budget": limits.nodes, "top_k": limits.top_k}
-
-
-def calibration_source(calibration: Calibration) -> dict[str, str | int]:
-    """The `calibration` entry of a tree's source."""
+def source_of(calibration: Calibration, **more: Any) -> dict[str, Any]:
+    """The source of a tree or policy; `more` stands before the calibration."""
     provenance = calibration.provenance
     dtype = provenance.settings.get("dtype")
-    return {
+    traces = {
         "model": provenance.model,
         "model_id": provenance.model_id,
         **({} if dtype is None else {"dtype": str(dtype)}),
@@ -164,6 +129,23 @@ def calibration_source(calibration: Calibration) -> dict[str, str | int]:
         "positions": calibration.positions,
         **({"temperature": f"{calibration.temperature:g}"} if calibration.temperature else {}),
     }
+    drafter = {"drafter": provenance.drafter} if provenance.drafter else {}
+    return {"made_by": f"treeopt {VERSION}", **more, "calibration": traces, **drafter}
+
+
+def _independent(tree: Tree, accuracy: Floats) -> float:
+    """The independent estimate: 1 + the sum over nodes of the product of accuracies."""
+    return 1.0 + sum(float(np.prod([accuracy[h, rank] for h, rank in enumerate(path)])) for path in tree.paths)
+
+
+def _method(method: Method, limits: Limits) -> dict[str, str | int]:
+    """The `method` entry of a tree's source."""
+    parts: dict[str, str | int] = {"values": method.values, "weights": method.weights}
+    if method.strength:
+        parts["strength"] = int(method.strength)
+    if limits.contiguous:
+        parts["contiguous"] = "level 1" if limits.contiguous == 1 else "all levels"
+    return {**parts, "budget": limits.nodes, "top_k": limits.top_k}
 
 
 def rounded(value: float) -> float:

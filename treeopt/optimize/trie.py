@@ -29,12 +29,7 @@ class Counts:
     trials: Floats
 
     def of_children(self, parents: Ints, children: Ints) -> Floats:
-        """Hits float64 [n, K] of the children of paths of the level above.
-
-        Args:
-            parents: int64 [n], index of each path; -1 where it does not occur.
-            children: int64 [n, K], index of its children in this level, likewise.
-        """
+        """Hits [n, K] of the children (int64 [n, K]) of paths of the level above (int64 [n]); -1 does not occur."""
         if not len(self.hits):
             return np.zeros(children.shape)
         if self.hits.ndim == 2:
@@ -172,17 +167,11 @@ class Children:
     def expected_drafts(
         self, nodes: NDArray[np.int32], ranks: Ranks, target: TargetTraces, last: int | None = None
     ) -> Floats:
-        """float64 [n]: the target's expected number of accepted drafts at each position.
+        """float64 [n]: the target's expected number of accepted drafts at positions with these `along` nodes [n, D].
 
         The sum over the tree's nodes, where the parent's path is on the text, of the target's probability of the node's
         token. It has the mean of the number of accepted drafts, given the text before each of them. Candidates whose
-        probability was not traced count where they are on the text.
-
-        Args:
-            nodes: int32 [n, D], `along` of the positions' ranks.
-            ranks: uint8 [n, H].
-            target: of the same positions.
-            last: only nodes up to this one are in the tree; all where None.
+        probability was not traced count where they are on the text. Only nodes up to `last` are in the tree.
         """
         last = len(self.table) - 2 if last is None else last
         width = min(target.ranks, self.table.shape[1] - 1)

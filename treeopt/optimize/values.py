@@ -1,9 +1,12 @@
-"""Node values: the estimated probability that a path is right."""
+"""Node values: the estimated probability that a path is right.
+
+An estimator has a shape (H, K), the deepest level and the ranks of each level. Its `children` gives the values, float64
+[n, K], of all children of n nodes of one depth, from their ranks, int32 [n, depth], in lexicographic order, and values.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,16 +15,7 @@ from treeopt.optimize.trie import Counts, Floats, PathTrie
 
 
 def isotonic(values: Floats, weights: Floats | None = None, *, increasing: bool = True) -> Floats:
-    """The nearest sequence that never falls, or never rises.
-
-    Args:
-        values: float64 [n].
-        weights: float64 [n], above 0; all equal where None.
-        increasing: False for a sequence that never rises.
-
-    Returns:
-        float64 [n].
-    """
+    """The sequence nearest to values [n] in least squares, under weights [n], that never falls, or never rises."""
     from scipy.optimize import isotonic_regression
 
     fitted: Floats = isotonic_regression(values, weights=weights, increasing=increasing).x
@@ -34,25 +28,6 @@ def falling_rows(table: Floats) -> Floats:
     for row in np.flatnonzero((table[:, 1:] > table[:, :-1]).any(axis=1)).tolist():
         fitted[row] = isotonic(table[row], increasing=False)
     return fitted
-
-
-class Values(Protocol):
-    """The interface of an estimator. A child's value must not exceed its parent's."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(H, K): the deepest level, and the ranks of each level."""
-
-    def children(self, paths: NDArray[np.int32], values: Floats) -> Floats:
-        """Values of all children of nodes of one depth.
-
-        Args:
-            paths: int32 [n, depth], the nodes' ranks, in lexicographic order.
-            values: float64 [n], the nodes' values.
-
-        Returns:
-            float64 [n, K].
-        """
 
 
 @dataclass(frozen=True)
@@ -118,6 +93,9 @@ class JointValues:
             prior = share * self._scale[level][None, :]
             share = _posterior(self._visits[level], parents, nodes, prior, self._strength)
         return values[:, None] * np.minimum(falling_rows(share), 1.0)
+
+
+Values = IndependentValues | JointValues  # no child is worth more than its parent
 
 
 def _posterior(

@@ -91,7 +91,7 @@ def calibrated_acceptance(
         limits = tree_limits(calibration, min(largest, MAX_NODES))
         check_size(limits, calibration.num_heads, "--nodes")
         fitter = Fitter(calibration, limits, progress=progress)
-        method = fitter.choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS, refined=False, exactly=False)).method
+        method = fitter.choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS, exactly=False)).method
         curve = measure_curve(fitter, method, default_sizes(limits.nodes))
     provenance = {
         "heads": source.heads,
