@@ -105,7 +105,7 @@ def test_progress_of_a_build_reaches_the_console(monkeypatch: pytest.MonkeyPatch
                 line for line in treeopt(*command).stderr.splitlines() if re.match(rf"{command[0]} \d+/\d+ ", line)
             ]
         assert len(lines) >= 4
-        assert "fold 1 of 5" in lines[0]
+        assert "fold 2 of 5" in lines[0]
         assert "100%" in lines[-1]
         assert treeopt(*command, "-q").stderr == ""
 
