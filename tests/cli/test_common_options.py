@@ -145,7 +145,7 @@ SEVERAL_KINDS = {
     "--nodes": "build takes auto; plan takes a list",
     "--context": "profile and plan take lists",
     "--drafter": "build takes auto alone",
-    "--dtype": "profile, learn and compare take several",
+    "--dtype": "learn and compare take several",
     "--batch-size": "profile and plan take lists; commands that store their batches take auto",
 }
 # Options that name the same kind of thing with another use in some commands, which their help describes.

@@ -19,9 +19,9 @@ import torch
 from huggingface_hub import constants
 from program import treeopt, treeopt_json
 
+from treeopt.cli import doctor_command as environment
+from treeopt.cli.doctor_command import FAIL, OK, WARN, Check, check_environment
 from treeopt.drafting.kernel import compiled
-from treeopt.evaluate import environment
-from treeopt.evaluate.environment import FAIL, OK, WARN, Check, check_environment
 from treeopt.models import devices as device_module
 
 Monkey = pytest.MonkeyPatch

@@ -9,10 +9,10 @@ import torch
 from huggingface_hub import constants
 from tiny import tiny_base
 
+from treeopt.cli import doctor_command as environment
+from treeopt.cli.doctor_command import check_hub
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate import environment
 from treeopt.evaluate.baselines import Call, seeded
-from treeopt.evaluate.environment import check_hub
 from treeopt.evaluate.profile import MOST_BATCH, _check_numbers
 
 
