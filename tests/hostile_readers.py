@@ -173,7 +173,7 @@ def _note(path: Path) -> object:
 
 
 def _checkpoint(path: Path) -> object:
-    return last_checkpoint(path.parent.parent, 1)
+    return last_checkpoint(path.parent.parent)
 
 
 def _with_note(folder: Path) -> None:

@@ -65,20 +65,20 @@ def check_same(folder: Path, begun: Mapping[str, Any]) -> None:
         raise other_settings(folder.parent, found, expected)
 
 
-def last_checkpoint(folder: Path, first: int) -> Path | None:
-    """The latest whole checkpoint; None where the run was killed before the first one was complete."""
-    found = [path for path in folder.glob(f"{_PREFIX}*") if step_of(path) >= 0]
-    whole = [path for path in found if (path / _MARK).exists()]
-    if whole:
-        last = max(whole, key=step_of)
-        _check(last)
-        return last
-    later = [path for path in found if step_of(path) > first]
-    if later:  # an earlier checkpoint was complete, or this one would not have been written
-        raise damaged(
-            max(later, key=step_of), f"is half-written, and there is no whole one before it: {_MARK} is missing"
-        )
-    return None
+def last_checkpoint(folder: Path) -> Path | None:
+    """The latest whole checkpoint, whose files are those that were saved; None where none was complete."""
+    whole = [path for path in folder.glob(f"{_PREFIX}*") if step_of(path) >= 0 and (path / _MARK).exists()]
+    if not whole:
+        return None
+    last = max(whole, key=step_of)
+    files = _object(last / _MARK).get("files")
+    if not isinstance(files, dict) or not all(name and name == Path(name).name for name in files):
+        raise damaged(last / _MARK, "is not what treeopt train wrote")
+    for name, digest in files.items():
+        if not (last / name).is_file() or _digest(last / name) != digest:
+            fix = f"put it back, remove {last} to continue from the one before, or use --force instead of --resume"
+            raise damaged(last / name, "is missing, or differs from what was saved", fix=fix)
+    return last
 
 
 def drop_half_written(folder: Path) -> None:
@@ -102,30 +102,10 @@ class Marks(TrainerCallback):
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"{_PREFIX}{state.global_step}"
             files = {path.name: _digest(path) for path in sorted(checkpoint.iterdir()) if path.is_file()}
-            mark = {"run": _digest(checkpoint.parent / _NOTE), "files": files}
-            write_text(checkpoint / _MARK, json.dumps(mark))
-
-
-def _check(checkpoint: Path) -> None:
-    """Raise E205 unless the checkpoint equals its mark, and the mark belongs to the run."""
-    mark = _object(checkpoint / _MARK)
-    files = mark.get("files")
-    if not isinstance(files, dict) or not all(name and name == Path(name).name for name in files):
-        raise damaged(checkpoint / _MARK, "is not what treeopt train wrote")
-    fix = f"put it back, remove {checkpoint} to continue from the one before, or use --force instead of --resume"
-    note = checkpoint.parent / _NOTE
-    if not note.is_file() or mark.get("run") != _digest(note):
-        raise damaged(checkpoint, "belongs to another run", fix=fix)
-    for name, digest in files.items():
-        path = checkpoint / name
-        if not path.is_file():
-            raise damaged(path, "is missing", fix=fix)
-        if _digest(path) != digest:
-            raise damaged(path, "is damaged: it differs from what was saved", fix=fix)
+            write_text(checkpoint / _MARK, json.dumps({"files": files}))
 
 
 def _digest(path: Path) -> str:
-    """The sha256 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -68,6 +68,9 @@ class TrainingTexts:
     foreign: int = 0
 
 
+GivenTexts = TrainingTexts | str | os.PathLike[str] | Iterable[GivenRow]
+
+
 @dataclass(frozen=True)
 class TextFile:
     """The unchanged rows of a file or data set, its name, and the sha256 of all rows."""
@@ -123,7 +126,6 @@ def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
 
 
 def _example(base: Base, row: Any, prompt_id: str, name: str, index: int, chat_template: bool) -> Example:
-    """The example in row `index` of `name`."""
     fields: dict[str, Any] = row if isinstance(row, dict) else {"text": row}
     if "ids" in fields and fields.get("model_id") == base.fingerprint:
         return _given(fields, base.vocab_size, name, index)
@@ -148,11 +150,11 @@ def _example(base: Base, row: Any, prompt_id: str, name: str, index: int, chat_t
 def _given(fields: dict[str, Any], vocab_size: int, name: str, index: int) -> Example:
     """The example in a row of `treeopt distill`."""
     ids, answers = fields["ids"], fields.get("answers")
-    if not (isinstance(ids, list) and isinstance(answers, list) and _whole_numbers(ids, vocab_size - 1)):
-        raise _misfit(name, index)
-    for span in answers:
-        if not (isinstance(span, list) and _whole_numbers(span, len(ids)) and len(span) == 2 and span[0] <= span[1]):
-            raise _misfit(name, index)
+    lists = isinstance(ids, list) and isinstance(answers, list) and _whole_numbers(ids, vocab_size - 1)
+    if not (lists and all(_is_span(span, len(ids)) for span in answers)):
+        what = f"row {index} of {name} has token ids or answer spans that do not fit together or the vocabulary"
+        why = "`ids` are token ids of the base, `answers` [start, end] places among them"
+        raise TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix="write the file again with treeopt distill")
     return Example(_array(ids), tuple((start, end) for start, end in answers))
 
 
@@ -160,11 +162,8 @@ def _whole_numbers(values: Sequence[Any], most: int) -> bool:
     return all(isinstance(value, int) and 0 <= value <= most for value in values)
 
 
-def _misfit(name: str, index: int) -> TreeoptError:
-    """E302 for a row with wrong token ids or answers."""
-    what = f"row {index} of {name} has token ids or answer spans that do not fit together or the vocabulary"
-    why = "`ids` are token ids of the base, `answers` [start, end] places among them"
-    return TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix="write the file again with treeopt distill")
+def _is_span(span: Any, most: int) -> bool:
+    return isinstance(span, list) and _whole_numbers(span, most) and len(span) == 2 and span[0] <= span[1]
 
 
 def _conversation(base: Base, messages: Sequence[Message], name: str, index: int) -> Example:
@@ -194,18 +193,14 @@ def _array(ids: Sequence[int]) -> NDArray[np.int32]:
 
 
 def _windows(example: Example, length: int) -> list[Example]:
-    """Plain text in parts of the length."""
+    """Plain text in parts."""
     parts = [example.ids[start : start + length] for start in range(0, len(example.ids), length)]
     return [Example(part, ((0, len(part)),)) for part in parts]
 
 
 def _cut(example: Example, length: int) -> Example:
-    """The example up to the length."""
     spans = tuple((start, min(end, length)) for start, end in example.answers if start < length)
     return Example(example.ids[:length], spans)
-
-
-GivenTexts = TrainingTexts | str | os.PathLike[str] | Iterable[GivenRow]
 
 
 def as_training_texts(base: Base, texts: GivenTexts, *, length: int) -> TrainingTexts:
@@ -220,7 +215,7 @@ def as_training_texts(base: Base, texts: GivenTexts, *, length: int) -> Training
 
 
 def names_of(texts: GivenTexts) -> tuple[str, ...]:
-    """The names of the texts' files or data sets, as the user gave them; empty for objects."""
+    """The files or data sets, as the user named them; empty for objects."""
     if isinstance(texts, TrainingTexts):
         return texts.names
     return (os.fspath(texts),) if isinstance(texts, (str, os.PathLike)) else ()

@@ -131,7 +131,11 @@ def divided_distill(
     excluded = None if exclude is None else as_prompt_set(exclude)
     base = as_base(model, tokenizer)
     _check_prompts(base, prompts, chosen)
-    run = _Run(prompts, _writer(base, excluded, chosen), _source(base, prompts, excluded, chosen))
+    if base.tokenizer is None:
+        raise no_tokenizer()
+    openings = frozenset(filter(None, map(opening_of, excluded.prompts))) if excluded else frozenset()
+    writer = Writer(base, base.tokenizer, chosen, openings)
+    run = _Run(prompts, writer, _source(base, prompts, excluded, chosen))
     try:
         _write(run, target, chosen.overwrite, work, progress)
     except BaseException:
@@ -180,7 +184,6 @@ class _Run:
 
     @property
     def count(self) -> int:
-        """Number of conversations."""
         return self.prompts.count if isinstance(self.prompts, SelfTalk) else len(self.prompts.prompts)
 
     def count_rows(self, chunk: Chunk) -> None:
@@ -213,14 +216,6 @@ class _Run:
         }
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         return {"lines": np.frombuffer(lines, np.uint8)}, counts
-
-
-def _writer(base: Base, excluded: PromptSet | None, options: DistillOptions) -> Writer:
-    """The base model as a writer of answers; raise E304 where it has no tokenizer."""
-    if base.tokenizer is None:
-        raise no_tokenizer()
-    openings = frozenset(filter(None, map(opening_of, excluded.prompts))) if excluded else frozenset()
-    return Writer(base, base.tokenizer, options, openings)
 
 
 def _check_prompts(base: Base, prompts: PromptSet | SelfTalk, options: DistillOptions) -> None:

@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.adapters import adapter_files, odd_settings, require_peft, untie
 from treeopt.models.base import Base
+from treeopt.models.compatibility import check_states_fit
 from treeopt.train.settings import JointSettings
 
 _NAME = "default"  # peft's name of an adapter
@@ -31,13 +32,7 @@ _SHOWN = 3  # layers in a message
 
 @dataclass(frozen=True)
 class Adapted:
-    """A base with an adapter.
-
-    Args:
-        base: with the adapter in its layers.
-        original: without; it shares the tensors.
-        joined: peft's model.
-    """
+    """A base with an adapter in its layers, the base without, which shares the tensors, and peft's model."""
 
     base: Base
     original: Base
@@ -45,7 +40,7 @@ class Adapted:
 
     @property
     def weights(self) -> list[nn.Parameter]:
-        """The adapter's weights, in the order of the layers."""
+        """In the order of the layers."""
         return [parameter for parameter in self.joined.parameters() if parameter.requires_grad]
 
     @property
@@ -107,23 +102,16 @@ def adapter_size(base: Base, rank: int) -> int:
 
 
 def adapter_shares(base: Base) -> tuple[float, float]:
-    """Shares of a base's weights: in linear layers, which an adapter is on, and in experts, which get none.
-
-    The matrices of all experts of a layer are one parameter with three dimensions.
-    """
+    """Shares of a base's weights: in linear layers, which an adapter is on, and in experts, which get none."""
     parameters = list(base.model.parameters())
     linear = {id(weight): weight.numel() for _, weight in _linear_layers(base.model)}  # a tied LM head counts once
-    experts = sum(weight.numel() for weight in parameters if weight.ndim == 3)
+    experts = sum(weight.numel() for weight in parameters if weight.ndim == 3)  # of a layer, one parameter
     total = sum(weight.numel() for weight in parameters)
     return sum(linear.values()) / total, experts / total
 
 
 def _not_adaptable(base: Base, lacking: set[str], reason: str) -> TreeoptError:
-    """E304 for a base of which peft adapts other parameters than the linear layers, such as experts.
-
-    In some mixtures of experts peft takes names of linear layers, as those of shared experts, for the names that the
-    experts had in transformers 4.
-    """
+    """E304 for a base of which peft adapts other parameters than the linear layers, such as experts."""
     what = f"peft cannot put an adapter on every linear layer of {base.name}"
     why = f"it would leave out {', '.join(sorted(lacking)[:_SHOWN])}" if lacking else reason
     return TreeoptError(Code.MODEL_INVALID, what, why=why, fix="--stage 1, which does not train the base")
@@ -148,12 +136,10 @@ def _sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def _check_logits(base: Base) -> None:
-    """Raise E304 where the model changes the LM head's logits, as some do by a scale or a soft cap.
-
-    The losses are computed from hidden states and LM head alone.
-    """
+    """Raise E304 where the model changes the LM head's logits, and E502 where there is a layer before it."""
     ids = torch.arange(min(_TRIED, base.vocab_size, base.context), device=base.device)
     logits, hidden = base.forward(ids[None], use_cache=False)
+    check_states_fit(base, hidden)
     if not torch.allclose(base.lm_head(hidden), logits, rtol=1e-2, atol=1e-2):
         what = f"{base.name} changes the logits of its LM head, by a scale or a soft cap"
         why = "stage 2 computes its losses from hidden states and LM head"

@@ -24,18 +24,11 @@ TOPS = 5  # accuracies are top-1 .. top-5
 
 
 def targets(ids: Tensor, answers: Tensor, num_heads: int) -> Tensor:
-    """The targets of head h at each position: the token h + 1 positions later, inside one answer.
+    """The targets of head h at each position: the token h + 1 positions later, inside one answer; else `IGNORED`.
 
     Only positions of decoding are trained on: position t counts where token t+1, the root of a step, is part of an
-    answer, and head h where token t+1+h is part of the same answer.
-
-    Args:
-        ids: int64 [B, T].
-        answers: int64 [B, T], the number of the answer that the token is part of; 0 outside of answers.
-        num_heads: H.
-
-    Returns:
-        int64 [B, T, H]; `IGNORED` where there is no target.
+    answer, and head h where token t+1+h is part of the same answer. `ids` int64 [B, T], `answers` int64 [B, T] with the
+    number of the answer that a token is part of, 0 outside of answers -> int64 [B, T, H].
     """
     later_ids = F.pad(ids, (0, num_heads + 1)).unfold(1, num_heads + 2, 1)  # [B, T, H+2]: tokens t .. t+1+H
     later_answers = F.pad(answers, (0, num_heads + 1)).unfold(1, num_heads + 2, 1)
@@ -47,14 +40,8 @@ def targets(ids: Tensor, answers: Tensor, num_heads: int) -> Tensor:
 def head_losses(heads: MedusaHeads, hidden: Tensor, true: Tensor, base_lm_head: nn.Linear) -> Tensor:
     """Mean cross-entropy of each head in nats, with gradients to the heads, and to hidden states that have any.
 
-    Args:
-        heads: the heads.
-        hidden: [n, d], the base's last hidden states.
-        true: int64 [n, H], from `targets`; a head without a target has loss 0.
-        base_lm_head: read by heads without LM heads; it gets no gradients.
-
-    Returns:
-        [H].
+    `hidden` [n, d] are the base's last hidden states, `true` int64 [n, H] is from `targets` -> [H]. A head without a
+    target has loss 0. The base's LM head is read by heads without LM heads, and gets no gradients.
     """
     losses = []
     weights, bias = _lm_heads(heads, base_lm_head)
@@ -97,30 +84,13 @@ def _lm_heads(heads: MedusaHeads, base_lm_head: nn.Linear) -> tuple[Sequence[Ten
 
 
 def next_tokens(ids: Tensor, answers: Tensor) -> Tensor:
-    """The next token at each position of decoding: where it is part of an answer.
-
-    Args:
-        ids: int64 [B, T].
-        answers: int64 [B, T], the number of the answer that the token is part of; 0 outside of answers.
-
-    Returns:
-        int64 [B, T]; `IGNORED` at other positions, the last among them.
-    """
+    """The next token at each position of decoding, where it is part of an answer; else `IGNORED`: int64 [B, T]."""
     later, inside = F.pad(ids, (0, 1))[:, 1:], F.pad(answers, (0, 1))[:, 1:] > 0
     return later.masked_fill(~inside, IGNORED)
 
 
 def lm_loss(lm_head: nn.Linear, hidden: Tensor, true: Tensor) -> Tensor:
-    """Mean cross-entropy of the next token in nats, with gradients to the hidden states and the LM head.
-
-    Args:
-        lm_head: from hidden states to logits.
-        hidden: [n, d], last hidden states.
-        true: int64 [n], from `next_tokens`, without `IGNORED`.
-
-    Returns:
-        [].
-    """
+    """Mean cross-entropy of the next tokens `true` int64 [n] in nats, with gradients to hidden [n, d] and LM head."""
 
     def part(x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(lm_head(x).float(), y, reduction="sum")
@@ -131,14 +101,7 @@ def lm_loss(lm_head: nn.Linear, hidden: Tensor, true: Tensor) -> Tensor:
 def kl_loss(lm_head: nn.Linear, original: nn.Linear, hidden: Tensor, original_hidden: Tensor) -> Tensor:
     """Mean divergence KL(p_original || p) in nats, with gradients to p alone.
 
-    Args:
-        lm_head: gives the logits of p.
-        original: gives those of p_original.
-        hidden: [n, d], last hidden states, for `lm_head`.
-        original_hidden: [n, d], last hidden states of the base without adapter, for `original`.
-
-    Returns:
-        []; 0 where both give the same logits.
+    The logits of p are of `lm_head` and `hidden` [n, d], those of p_original of the base without adapter.
     """
 
     def part(x: Tensor, z: Tensor) -> Tensor:
@@ -150,17 +113,7 @@ def kl_loss(lm_head: nn.Linear, original: nn.Linear, hidden: Tensor, original_hi
 
 
 def joint_head_losses(heads: MedusaHeads, hidden: Tensor, true: Tensor, lm_head: nn.Linear) -> Tensor:
-    """Mean cross-entropy of each head in nats, as `head_losses`, with gradients to hidden states and LM head, too.
-
-    Args:
-        heads: the heads; those without LM heads read `lm_head`.
-        hidden: [n, d], the base's last hidden states.
-        true: int64 [n, H], from `targets`; a head without a target has loss 0.
-        lm_head: the base's LM head with its adapter.
-
-    Returns:
-        [H].
-    """
+    """As `head_losses`, with gradients to hidden states and to the base's LM head with its adapter, too."""
     if heads.lm_head is not None:
         return head_losses(heads, hidden, true, lm_head)
     losses = []

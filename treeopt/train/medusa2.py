@@ -1,4 +1,4 @@
-"""The Trainer of Medusa-2: its model, the weight of the heads' loss, and its two learning rates."""
+"""Medusa-2: heads trained together with a LoRA adapter of their base (arXiv:2401.10774, section 2.2.2)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from treeopt.train.trainer import HeadsOnBase, HeadsTrainer, no_tally, prefix_of
 
 
 def heads_weight(peak: float, schedule: str, step: int, steps: int) -> float:
-    """lambda_0, the weight of the heads' loss, at a step from 0."""
+    """lambda_0, the weight of the heads' loss, at a step from 0: constant, or rising by a quarter of a sine."""
     return peak * math.sin(math.pi / 2 * step / steps) if schedule == SINE else peak
 
 
@@ -57,18 +57,13 @@ class BaseScore:
 
 
 class JointModel(HeadsOnBase):
-    """Heads and adapter as the Trainer's model; the base is neither trained nor saved.
-
-    Attributes:
-        heads_weight: lambda_0; changed before each step.
-        heads_learning_rate: of the step; changed before each step.
-    """
+    """Heads and adapter as the Trainer's model; the base is neither trained nor saved."""
 
     def __init__(self, adapted: Adapted, heads: MedusaHeads, *, self_distill: bool) -> None:
         super().__init__(adapted.base, heads)
         self.adapter = nn.ParameterList(adapted.weights)
         self.dropouts = nn.ModuleList(adapted.dropouts)  # follow `train` and `eval` of this module
-        self.heads_weight = self.heads_learning_rate = 0.0
+        self.heads_weight = self.heads_learning_rate = 0.0  # lambda_0 and rate, changed before each step
         self._adapted = (adapted,)
         self.self_distill = self_distill
         self._lm_tally = no_tally((4,), adapted.base.device)
@@ -118,17 +113,10 @@ class JointModel(HeadsOnBase):
 
 
 class JointTrainer(HeadsTrainer):
-    """A Trainer of heads and adapter, with a learning rate for each.
+    """A Trainer of heads and adapter, with a learning rate for each."""
 
-    Attributes:
-        heads_rate: learning rate of the heads over that of the adapter.
-        weight_at: lambda_0 by steps done and all steps.
-        adapted: base and adapter.
-        base_score: on the texts held out, after `evaluate`.
-    """
-
-    heads_rate: float
-    weight_at: Callable[[int, int], float]
+    heads_rate: float  # learning rate of the heads over that of the adapter
+    weight_at: Callable[[int, int], float]  # lambda_0 by steps done and all steps
     adapted: Adapted
     base_score: BaseScore | None = None
 
@@ -300,7 +288,6 @@ def check_outputs(folder: Path, inputs: tuple[str, ...], *, resume: bool, overwr
 
 
 def _trainer(job: run.TrainingRun, settings: JointSettings, heads: MedusaHeads, progress: Progress) -> JointTrainer:
-    """The Trainer of a run, with a new adapter."""
     joined = adapted(job.data.base, settings)
     model = JointModel(joined, heads, self_distill=settings.self_distill)
     trainer = trainer_of(model, job.data, job.arguments, job.metrics, progress, kind=JointTrainer)

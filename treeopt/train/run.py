@@ -66,22 +66,19 @@ class TrainingRun:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
         return self.folder / CHECKPOINTS
 
     @property
     def metrics(self) -> Path:
-        """The file of losses and accuracies."""
         return self.folder / METRICS_FILE
 
     @property
     def steps(self) -> int:
-        """Optimizer steps."""
         return steps_of(self.settings, len(self.data.train))
 
     @property
     def begun(self) -> dict[str, Any]:
-        """What a resumed run must have in common with the interrupted one."""
+        """What a resumed run has in common with the interrupted one."""
         tokens = sum(len(example.ids) for example in self.texts.examples)  # differs by --length and template, too
         settings = {name: value for name, value in asdict(self.settings).items() if name != "length"}
         return {
@@ -127,7 +124,7 @@ def run_job(
                 check_unfinished(job.folder, resume=resume, overwrite=overwrite)  # again: another run may have begun
                 (check_same if resume else begin)(job.checkpoints, job.begun)
             wait_for_everyone()
-            checkpoint = last_checkpoint(job.checkpoints, min(int(job.arguments.save_steps), job.steps))
+            checkpoint = last_checkpoint(job.checkpoints)
             set_seed(job.settings.short_seed)
             trainer = make_trainer()
             _train(trainer, checkpoint, job)
@@ -211,7 +208,6 @@ def _split(examples: Sequence[Example], settings: Settings) -> tuple[list[Exampl
 
 
 def _trainer_arguments(folder: Path, settings: Settings, texts: int, device: torch.device) -> TrainingArguments:
-    """The Trainer's arguments."""
     steps = steps_of(settings, texts)
     # Checkpoints are at logged steps, so that a resumed run logs the same lines as an uninterrupted one.
     log_every = min(settings.log_every, steps)

@@ -62,7 +62,6 @@ def talk_of(prompt: Prompt) -> Talk:
 
 
 def user_turns(talk: Talk) -> int:
-    """Number of user turns to come."""
     return sum(message["role"] == "user" for message in talk.users)
 
 
@@ -75,14 +74,7 @@ def opening_of(prompt: Prompt) -> str:
 
 @dataclass(frozen=True)
 class Writer:
-    """A base model that answers a batch of conversations.
-
-    Args:
-        base: the base model.
-        tokenizer: its tokenizer.
-        options: of the answers.
-        excluded: openings of evaluation prompts; a conversation with one of them ends.
-    """
+    """A base model that answers a batch of conversations, and ends those with an excluded opening."""
 
     base: Base
     tokenizer: PreTrainedTokenizerBase
@@ -125,7 +117,6 @@ class Writer:
                 talk.ended = "an evaluation prompt"
 
     def _write_users(self, talks: Sequence[Talk], budget: int) -> None:
-        """Write the next user turns."""
         for talk in talks:
             messages = [*talk.said, {"role": "user", "content": _MARK}]
             rendered = render_chat(self.tokenizer, messages, talk.id, tokenize=False)
@@ -139,7 +130,6 @@ class Writer:
             talk.prompt = render_chat(self.tokenizer, talk.said, talk.id, add_generation_prompt=True)
 
     def _write_openings(self, talks: Sequence[Talk], budget: int) -> None:
-        """Write the openings of texts."""
         begin = self.tokenizer.bos_token_id
         begin = self.tokenizer.eos_token_id if begin is None else begin
         if begin is None:
@@ -155,7 +145,6 @@ class Writer:
             talk.text = self.tokenizer.decode(tokens, skip_special_tokens=True)
 
     def _answer(self, talks: Sequence[Talk]) -> None:
-        """Answer the current turn of each conversation, and add the answer to its rows."""
         for talk, answer in self._continued(talks, self.options.max_new_tokens, self.options.temperature):
             text = self.tokenizer.decode(answer, skip_special_tokens=True)
             if talk.text is None:

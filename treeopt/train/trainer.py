@@ -74,8 +74,6 @@ def trainer_of(
 
 
 class _Examples(Dataset[Example]):
-    """Examples as a torch data set."""
-
     def __init__(self, examples: Sequence[Example]) -> None:
         self._examples = examples
 
@@ -114,7 +112,6 @@ class HeadsOnBase(nn.Module):
         return tally
 
     def reset(self) -> None:
-        """Forget what was counted."""
         self.take_tally()
 
     def count(self, losses: Tensor, hidden: Tensor, true: Tensor, lm_head: nn.Linear) -> None:
@@ -189,7 +186,6 @@ class _Watch(TrainerCallback):
 
 
 def no_tally(shape: Sequence[int], device: torch.device) -> Tensor:
-    """A tally of zeros."""
     counts = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
     return torch.zeros(*shape, dtype=counts, device=device)
 
@@ -200,7 +196,6 @@ def prefix_of(logs: Mapping[str, float]) -> str:
 
 
 def _scores(tally: Tensor) -> tuple[HeadScore, ...]:
-    """The scores in a tally."""
     scores = []
     for loss, trials, counted, *top in tally.tolist():
         shares = tuple(count / counted for count in top) if counted else ()
