@@ -270,16 +270,10 @@ def _report_settings(console: Console, found: Sequence[Comparison]) -> None:
 
 def as_bars(found: Sequence[Comparison]) -> list[Bar]:
     """The methods that ran, for the picture; of several settings with their names."""
-    from treeopt.view.charts import Bar
+    from treeopt.view.charts import bar_of
 
     return [
-        Bar(
-            _name(row) + (f", {one.setting}" if len(found) > 1 else ""),
-            row.nodes or 1,
-            row.figures.mean_acceptance_length,
-            *_ends(row.figures.speedup),
-            lossless=bool(row.lossless),
-        )
+        bar_of(_row_as_json(row), _name(row) + (f", {one.setting}" if len(found) > 1 else ""))
         for one in found
         for row in one.rows
         if row.figures is not None

@@ -45,15 +45,7 @@ _MOST_LABELS = 20  # sizes with a number on the x axis, about
 def render_figure(
     draw: Callable[[str], Figure], title: str, description: str, settings: Mapping[str, Any], default: str = ""
 ) -> str:
-    """A figure as SVG text.
-
-    Args:
-        draw: makes the figure with this heading.
-        title: the heading, without characters that cannot be printed; `default` where it is empty.
-        description: the figures in words, for the metadata of the file.
-        settings: of matplotlib, beside those that all charts share.
-        default: the heading where there is none.
-    """
+    """A figure as SVG text."""
     from matplotlib import style
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
@@ -310,6 +302,13 @@ class Bar:
         return self.speedup is not None and self.speedup < 1
 
 
+def bar_of(row: Mapping[str, Any], name: str = "") -> Bar:
+    """The bar of a row of a comparison's JSON."""
+    low, high = (row["quartiles"] or {}).get("speedup") or (row["speedup"], row["speedup"])
+    figures = row["mean_acceptance_length"], row["speedup"], low, high
+    return Bar(name or row["method"], row["nodes"] or 1, *figures, lossless=bool(row["lossless"]))
+
+
 def render_bars(bars: Sequence[Bar], title: str) -> str:
     """The picture as text, the first method on top."""
     description = "; ".join(f"{bar.name}, {_bar_figures(bar)}" for bar in bars)
@@ -349,7 +348,6 @@ def _bar_figures(bar: Bar) -> str:
 
 _MOST_LINES = 10  # with a colour of their own; matplotlib's cycle has as many
 _COLUMNS = 4  # of the legend
-_STYLES = ("o-", "s--", "^:")  # of the first ten lines, the next ten, ...
 
 
 def render_plan(plan: SpeedPlan, title: str) -> str:

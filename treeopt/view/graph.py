@@ -44,11 +44,7 @@ def render_dot(scene: Scene, title: str = "") -> str:
 
 
 def render_with_dot(scene: Scene, file_format: str, title: str = "") -> bytes:
-    """A picture as PNG, PDF or another format of graphviz, with `title` as its heading.
-
-    Raises:
-        TreeoptError: E401 where the `dot` program is missing, E204 where it does not know the format.
-    """
+    """A picture as PNG, PDF or another format of graphviz, with `title` as its heading."""
     try:
         return bytes(_digraph(scene, title).pipe(format=file_format))
     except graphviz.ExecutableNotFound as error:
@@ -72,7 +68,7 @@ def _digraph(scene: Scene, title: str) -> graphviz.Digraph:
     shown = graphviz.escape("".join(filter(str.isprintable, title)))
     graph = {"rankdir": "LR"} | ({"label": shown, "labelloc": "t"} if shown else {})
     dot = graphviz.Digraph("tree", graph_attr=graph, node_attr={"shape": "box", "fontsize": "10"})
-    red = "#{:02x}{:02x}{:02x}".format(*PALETTES["light"].accepted)
+    red = PALETTES["light"]["accepted"]
     for i, one in enumerate(scene.items):
         look = {"style": "dashed"} if one.kind is not Kind.NODE or one.void else {}
         look |= {"color": red, "penwidth": "3"} if one.accepted else {"color": red} if one.kind is Kind.BONUS else {}
@@ -92,19 +88,9 @@ def render(
     step: DraftedStep | None = None,
     theme: str = "auto",
 ) -> bytes:
-    """The content of an .svg or .dot file, or of another format of the `dot` program.
+    """The content of an .svg or .dot file, or of another format (a suffix without its dot) of the `dot` program.
 
-    Args:
-        tree: the tree; of a step `step.tree`.
-        file_format: a suffix without its dot.
-        title: the heading; where it is empty an .svg file has a summary, and other formats have none.
-        label: of `treeopt.defaults.LABELS`.
-        step: one step of a text, whose tokens and accepted path are drawn.
-        theme: of `treeopt.defaults.THEMES`, for .svg files.
-
-    Raises:
-        TreeoptError: E107 where the tree lacks what its labels show, E401 where the `dot` program is needed and
-            missing, E204 where it does not know the format.
+    Without a title an .svg file has a summary as its heading, and other formats have none.
     """
     if file_format == "svg":
         return render_svg(tree, title, label=label, step=step, theme=theme).encode()

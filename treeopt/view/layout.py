@@ -55,12 +55,8 @@ class Item:
 def items_of(tree: Tree, *, most: int = MAX_NODES, accepted: Sequence[int] = (), bonus: bool = False) -> list[Item]:
     """What is drawn of a tree: its nodes in their order, then collapsed parts, then the bonus token.
 
-    Args:
-        tree: the tree.
-        most: items, without the bonus token; at least 2. The nodes of a larger tree are drawn in the order of their
-            values, or of the file without values; below each drawn node, all others are one collapsed item.
-        accepted: nodes that are drawn in any case, from the root.
-        bonus: whether the token after the last of `accepted` is drawn.
+    Of more than `most` nodes those of the greatest values are drawn (without values, the first), and `accepted` in any
+    case; below each drawn node, all others are one collapsed item.
     """
     drawn = _drawn_nodes(tree, most, accepted)
     index = {node: i for i, node in enumerate(drawn)}
@@ -123,17 +119,9 @@ def _hidden(tree: Tree, drawn: set[int] | dict[int, int]) -> tuple[dict[int, int
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the items are, in pixels.
+    """Where the items are, in pixels: their centres, and where labels and the edges below them begin.
 
-    Args:
-        x: of each item's centre.
-        y: likewise.
-        label: x of the beginning of each label.
-        begin: x where the edges below each item begin.
-        columns: x of the nodes of each depth.
-        curves: for each depth, x of both ends of the curves to the next one.
-        width: of the picture.
-        height: likewise.
+    `columns` has x of the nodes of each depth, `curves` both ends of the curves to the next depth.
     """
 
     x: tuple[float, ...]

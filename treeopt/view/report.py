@@ -36,14 +36,7 @@ _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}  
 
 
 def render_report(data: Mapping[str, Any]) -> str:
-    """The page of a report's data.
-
-    Args:
-        data: as `report_data` gives it, or as it was read from a page.
-
-    Raises:
-        TreeoptError: E204 where the page would exceed `MAX_BYTES`.
-    """
+    """The page of a report's data."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("treeopt.view", "templates")

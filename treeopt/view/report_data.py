@@ -180,10 +180,7 @@ def _decoding(given: tuple[str, DecodingResult] | None) -> dict[str, Any] | None
 
 
 def _origin(file: str, source: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Where a file comes from, under `name`, and the command that made it, if it stores one.
-
-    The drafter's file is given by its name: its folder is of the machine that made it.
-    """
+    """Where a file comes from, under `name`, and the command that made it, if it stores one."""
     found: dict[str, Any] = plain(source)
     commands = command_lines(found.pop(KEY, {}), "-o", file)
     if found.get("drafter"):
@@ -199,13 +196,7 @@ _WHOLE = re.compile(r"(?:[A-Za-z]:)?[/\\]|(?:~\w*|\.\.)(?:[/\\]|$)")
 
 
 def without_folders(data: Any, *, commands: Collection[str] = (), kept: Collection[str] = ()) -> Any:
-    """Nested data in types of JSON with the last names of local paths.
-
-    Args:
-        data: what is to be sent.
-        commands: keys of command lines, of which each word is taken as a text of its own.
-        kept: keys whose values stay as they are, such as texts that a model wrote.
-    """
+    """Nested data with the last names of local paths, in `commands` of each word; values of `kept` stay as they are."""
     if isinstance(data, str):
         return last_name(data)
     if isinstance(data, list):
@@ -230,10 +221,7 @@ def _command(line: str) -> str:
 
 
 def last_name(text: str) -> str:
-    """The last name of a local path; of other text, the text with the last names of the local paths in it.
-
-    A path after `=` is one too, as in `--tree=/trees/a.yaml`.
-    """
+    """The last name of a local path; of other text, the text with the last names of the local paths in it."""
     name, equals, path = ("", "", text) if _WHOLE.match(text) else text.partition("=")
     if _WHOLE.match(path) and "\n" not in text and not _IN_TEXT.search(name):
         return f"{name}{equals}" + re.split(r"[/\\]", path.rstrip("/\\"))[-1]

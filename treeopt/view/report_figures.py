@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from treeopt.optimize.intervals import Interval
-from treeopt.view.charts import Bar, Panel, Series, render_bars, render_chart
+from treeopt.view.charts import Panel, Series, bar_of, render_bars, render_chart
 from treeopt.view.scene import Scene, visible
 from treeopt.view.svg import scene_svg
 
@@ -132,16 +132,9 @@ def tree_svg(tree: Mapping[str, Any]) -> Markup | None:
 
 def bars_svg(comparison: Mapping[str, Any]) -> Markup | None:
     """Bars of the methods of a comparison that ran."""
-    ran = [row for row in comparison["rows"] if row["mean_acceptance_length"] is not None]
-    bars = [_bar(row) for row in ran]
+    bars = [bar_of(row) for row in comparison["rows"] if row["mean_acceptance_length"] is not None]
     label = "Speedup of each method over autoregressive decoding"
     return _markup(inline_svg(render_bars(bars, ""), "bars-", label)) if bars else None
-
-
-def _bar(row: Mapping[str, Any]) -> Bar:
-    low, high = row["quartiles"]["speedup"] or (row["speedup"], row["speedup"])
-    figures = row["mean_acceptance_length"], row["speedup"], low, high
-    return Bar(row["method"], row["nodes"] or 1, *figures, lossless=bool(row["lossless"]))
 
 
 def decoded_tokens(decoding: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
@@ -251,13 +244,7 @@ _DROPPED = {"metadata", "style", "title", "desc"}
 
 
 def inline_svg(picture: str, prefix: str, label: str) -> str:
-    """A picture as an element of an HTML page.
-
-    Args:
-        picture: an SVG file's text.
-        prefix: of all ids in it, so that they differ from those of other pictures on the page.
-        label: the text alternative.
-    """
+    """A picture as an element of an HTML page, with `prefix` before its ids and `label` as its text alternative."""
     root = ElementTree.fromstring(picture)
     used = set(_REFERENCE.findall(picture))
     for element in root.iter():

@@ -226,11 +226,7 @@ def scene_data(tree: Tree, most: int) -> dict[str, Any]:
 def scene_of(
     tree: Tree, title: str = "", *, label: str = "rank", step: DraftedStep | None = None, most: int = MAX_NODES
 ) -> Scene:
-    """The scene of a tree, or of one step, with arguments as those of `treeopt.view.svg.render_svg`.
-
-    Raises:
-        TreeoptError: E107 where the labels are probabilities or tokens, and the tree has none.
-    """
+    """The scene of a tree, or of one step, with arguments as those of `treeopt.view.svg.render_svg`."""
     check_label(label, tree, step)
     red = () if step is None else step.accepted
     items = items_of(tree, most=most, accepted=red, bonus=step is not None and step.bonus is not None)

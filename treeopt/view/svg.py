@@ -8,7 +8,6 @@ scripts, so that a page with a strict Content-Security-Policy can embed pictures
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from treeopt.drafted_step import DraftedStep
@@ -18,51 +17,26 @@ from treeopt.view.scene import DrawnItem, Scene, cut_heading, scene_of
 
 SHADES = 10  # classes s0 .. s9 of edges and nodes, by value
 
-Color = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Palette:
-    """Colors of a theme, sRGB.
-
-    Args:
-        background: of the picture.
-        text: of headings and labels.
-        muted: of the names of columns.
-        low: of nodes and edges of value 0.
-        high: of the greatest value.
-        neutral: of nodes and edges without values.
-        accepted: of the accepted path and the bonus token.
-    """
-
-    background: Color
-    text: Color
-    muted: Color
-    low: Color
-    high: Color
-    neutral: Color
-    accepted: Color
-
-
-PALETTES: Mapping[str, Palette] = {
-    "light": Palette(
-        background=(0xFF, 0xFF, 0xFF),
-        text=(0x24, 0x29, 0x2F),
-        muted=(0x57, 0x60, 0x6A),
-        low=(0x84, 0x94, 0xA4),
-        high=(0x0B, 0x4F, 0x8A),
-        neutral=(0x5B, 0x70, 0x83),
-        accepted=(0xC9, 0x2A, 0x2A),
-    ),
-    "dark": Palette(
-        background=(0x0D, 0x11, 0x17),
-        text=(0xE6, 0xED, 0xF3),
-        muted=(0x9D, 0xA7, 0xB1),
-        low=(0x5F, 0x73, 0x88),
-        high=(0x79, 0xC0, 0xFF),
-        neutral=(0x8B, 0x9D, 0xAF),
-        accepted=(0xFF, 0x7B, 0x72),
-    ),
+# Of nodes and edges: low is value 0, high the greatest value, neutral without values; accepted is the accepted path.
+PALETTES = {
+    "light": {
+        "background": "#ffffff",
+        "text": "#24292f",
+        "muted": "#57606a",
+        "low": "#8494a4",
+        "high": "#0b4f8a",
+        "neutral": "#5b7083",
+        "accepted": "#c92a2a",
+    },
+    "dark": {
+        "background": "#0d1117",
+        "text": "#e6edf3",
+        "muted": "#9da7b1",
+        "low": "#5f7388",
+        "high": "#79c0ff",
+        "neutral": "#8b9daf",
+        "accepted": "#ff7b72",
+    },
 }
 _PICTURE = ".treeopt-tree"
 _SHAPES = (
@@ -91,18 +65,18 @@ def shade(share: float) -> int:
     return min(SHADES - 1, int(share * SHADES))
 
 
-def _colors(palette: Palette) -> str:
+def _colors(palette: Mapping[str, str]) -> str:
     """The rules of a palette."""
-    accepted, neutral, background = (_hex(color) for color in (palette.accepted, palette.neutral, palette.background))
+    accepted, neutral, background = (palette[name] for name in ("accepted", "neutral", "background"))
     rules = [
         f".background{{fill:{background}}}",
-        f"text{{fill:{_hex(palette.text)}}}",
-        f".column{{fill:{_hex(palette.muted)}}}",
+        f"text{{fill:{palette['text']}}}",
+        f".column{{fill:{palette['muted']}}}",
         f".edge{{stroke:{neutral}}}",
         f".node circle,.node rect{{fill:{neutral};stroke:{background}}}",
     ]
     for i in range(SHADES):
-        color = _hex(_mixed(palette.low, palette.high, i / (SHADES - 1)))
+        color = _mixed(palette["low"], palette["high"], i / (SHADES - 1))
         rules += [f".s{i}.edge{{stroke:{color}}}", f".s{i} circle{{fill:{color}}}"]
     rules += [
         f".collapsed rect,.void circle{{fill:{background};stroke:{neutral}}}",
@@ -124,13 +98,9 @@ def _scoped(rules: list[str] | tuple[str, ...]) -> str:
     return "".join(scoped)
 
 
-def _mixed(low: Color, high: Color, share: float) -> Color:
-    red, green, blue = (round(a + (b - a) * share) for a, b in zip(low, high, strict=True))
-    return red, green, blue
-
-
-def _hex(color: Color) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*color)
+def _mixed(low: str, high: str, share: float) -> str:
+    ends = zip(bytes.fromhex(low[1:]), bytes.fromhex(high[1:]), strict=True)
+    return "#" + bytes(round(a + (b - a) * share) for a, b in ends).hex()
 
 
 STYLE = style()
@@ -152,22 +122,7 @@ def render_svg(
     name: str = "treeopt",
     most: int = MAX_NODES,
 ) -> str:
-    """The picture as text.
-
-    Args:
-        tree: the tree; of a step `step.tree`.
-        title: the heading; nodes, depth and leaves where it is empty.
-        label: of `treeopt.defaults.LABELS`. `probability` is the value of a node; of a step that of its token in the
-            base model.
-        step: one step of a text, whose tokens and accepted path are drawn.
-        theme: of `THEMES`; `auto` follows the reader's system.
-        with_style: whether the picture contains its CSS.
-        most: nodes that are drawn; larger trees are collapsed.
-        name: beginning of the ids of the text alternative; pictures of one page need different names.
-
-    Raises:
-        TreeoptError: E107 where the labels are probabilities or tokens, and the tree has none.
-    """
+    """The picture as text; of a step its tokens and the accepted path are drawn. `name` begins the ids in it."""
     scene = scene_of(tree, title, label=label, step=step, most=most)
     return scene_svg(scene, theme=theme, with_style=with_style, name=name)
 
