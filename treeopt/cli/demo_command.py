@@ -53,7 +53,7 @@ _LABELS = {
 
 
 @command("demo")
-@click.option("-o", "--output", default="demo", show_default=True, help="Folder for the files.")
+@click.option("-o", "--output", default="demo", help="Folder for the files.")
 @force_option
 def run(console: Console, output: str, force: bool) -> None:
     """Calibrate, build, render, compile, validate and report on the built-in model, and print each command.

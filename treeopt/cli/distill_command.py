@@ -35,19 +35,16 @@ if TYPE_CHECKING:
 @adapter_option
 @prompt_options
 @click.option("--self-talk", type=click.IntRange(min=1), help="Number of conversations to write without prompts.")
-@click.option(
-    "--turns", type=click.IntRange(min=1), default=1, show_default=True, help="User turns of each --self-talk."
-)
+@click.option("--turns", type=click.IntRange(min=1), default=1, help="User turns of each --self-talk.")
 @click.option(
     "--opening-tokens",
     type=click.IntRange(min=1),
     default=32,
-    show_default=True,
     help="Most tokens of a user turn or opening of --self-talk.",
 )
 @click.option("--exclude", help="Evaluation prompts: prompts with the same text are left out.")
-@click.option("--temperature", type=Temperature(), default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
+@click.option("--temperature", type=Temperature(), default=0.0, help="0 is greedy.")
+@click.option("--seed", type=SEED, default=0, help="Of sampling.")
 @batch_option
 @nproc_option
 @click.option("--resume", is_flag=True, help="Continue OUTPUT.partial.")

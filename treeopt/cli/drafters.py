@@ -53,14 +53,12 @@ def learning_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--levels",
             type=click.IntRange(1, MAX_DEPTH),
             default=LEVELS,
-            show_default=True,
             help="Of a learned drafter: its deepest draft; at least as many as there are heads.",
         ),
         click.option(
             "--learn-tokens",
             type=click.IntRange(min=0),
             default=LEARN_TOKENS,
-            show_default=True,
             help="Sampled to learn a drafter from, beyond the greedy answers.",
         ),
     ):

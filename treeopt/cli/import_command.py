@@ -16,7 +16,7 @@ from treeopt.files.outputs import TREE
 @click.argument("file")
 @click.option("--add-parents", is_flag=True, help="Add the paths above those of a list, such as one of leaves alone.")
 @force_option
-@click.option("-o", "--output", default="tree.yaml", show_default=True, help="File to write.")
+@click.option("-o", "--output", default="tree.yaml", help="File to write.")
 def run(console: Console, file: str, add_parents: bool, output: str, force: bool) -> None:
     """Read the tree in FILE, which an engine wrote or reads, and write it as a tree of treeopt.
 

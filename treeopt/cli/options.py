@@ -52,9 +52,9 @@ def device_options(function: Callable[..., Any], *, dtype: str = "auto", several
     dtypes = Dtypes() if several else click.Choice(["auto", *_DTYPES])
     first = "; of several the first is loaded, and each is timed" if several else ""
     for option in (
-        click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, ..."),
+        click.option("--device", default="auto", help="cpu, cuda, cuda:1, ..."),
         click.option("--device-map", type=click.Choice(["auto"]), help="auto: divide the model among all GPUs."),
-        click.option("--dtype", type=dtypes, default=dtype, show_default=True, help=f"auto: float32 on a CPU{first}."),
+        click.option("--dtype", type=dtypes, default=dtype, help=f"auto: float32 on a CPU{first}."),
     ):
         function = option(function)
     return function
@@ -83,7 +83,7 @@ def check_outputs(options: Mapping[str, Any], output: str, *, kind: str | None =
 
 def base_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Options of commands that need a base model and no heads."""
-    model = click.option("--model", default=POCKET, show_default=True, help="Base model: folder or hub name.")
+    model = click.option("--model", default=POCKET, help="Base model: folder or hub name.")
     return model(device_options(function))
 
 
@@ -163,7 +163,6 @@ def text_options(function: Callable[..., Any], *, new_tokens: int = 128) -> Call
             "--max-new-tokens",
             type=click.IntRange(min=1),
             default=new_tokens,
-            show_default=True,
             help="Tokens of each answer at most.",
         ),
     ):
@@ -204,7 +203,7 @@ def step_options(function: Callable[..., Any]) -> Callable[..., Any]:
     count = click.IntRange(min=1)
     for option in (
         click.option("--context", type=count, help="Context of the profile [default: its longest]."),
-        click.option("--batch-size", "batch", type=count, default=1, show_default=True, help="Batch of the profile."),
+        click.option("--batch-size", "batch", type=count, default=1, help="Batch of the profile."),
     ):
         function = option(function)
     return function
@@ -223,16 +222,12 @@ def ranks_of(options: Mapping[str, Any]) -> int:
 
 HOLDOUT_HELP = "Texts held out of the fit, by which the result is judged."  # of build and train
 
-calibration_option = click.option(
-    "--calibration", default=CALIBRATION_FILE, show_default=True, help="Traces, from `treeopt calibrate`."
-)
+calibration_option = click.option("--calibration", default=CALIBRATION_FILE, help="Traces, from `treeopt calibrate`.")
 
 
 def calibrations_option(text: str) -> Callable[..., Any]:
     """`--calibration` of commands that take several; `text` is its help."""
-    return click.option(
-        "--calibration", "calibrations", multiple=True, default=[CALIBRATION_FILE], show_default=True, help=text
-    )
+    return click.option("--calibration", "calibrations", multiple=True, default=[CALIBRATION_FILE], help=text)
 
 
 temperature_option = click.option(
@@ -288,18 +283,16 @@ def acceptance_options(function: Callable[..., Any], *, rules: tuple[str, ...], 
             "--top-p",
             type=FiniteRange(0, 1, min_open=True),
             default=_ALL_TOKENS["top_p"],
-            show_default=True,
             help="Of sampling.",
         ),
         click.option(
             "--top-k",
             type=click.IntRange(min=0),
             default=_ALL_TOKENS["top_k"],
-            show_default=True,
             help="Of sampling; 0 is all tokens.",
         ),
         click.option("--temperature", type=Temperature(), help=temperature),
-        click.option("--acceptance", type=click.Choice(rules), default=GREEDY, show_default=True, help=what),
+        click.option("--acceptance", type=click.Choice(rules), default=GREEDY, help=what),
     ):
         function = option(function)
     return function

@@ -39,18 +39,17 @@ _POINT = ("nodes", "batch", "context", "seconds", "overhead", "speedup")
 @click.option("--model", help=_MODEL)
 @click.option("--device-preset", help="Device with published figures, such as a100-80gb-pcie.")
 @click.option("--device-spec", help="Other devices: flops=312e12,bandwidth=1935e9[,memory=80e9], per second and bytes.")
-@click.option("--dtype", type=click.Choice(list(BYTES)), default="bfloat16", show_default=True, help="Of the weights.")
+@click.option("--dtype", type=click.Choice(list(BYTES)), default="bfloat16", help="Of the weights.")
 @click.option("--kv-dtype", type=click.Choice(list(BYTES)), help="Of the KV cache [default: that of activations].")
 @click.option(
     "--attention",
     type=click.Choice(ATTENTIONS),
     default=ATTENTIONS[0],
-    show_default=True,
     help="eager moves the scores through memory, as in the paper; flash does not.",
 )
-@numbers_option("--nodes", default=[_POWERS], show_default=True, help="Sizes, root counted; 1 is always included.")
-@numbers_option("--batch-size", "batch", default=["1"], show_default=True, help="Texts decoded together.")
-@numbers_option("--context", default=["1024"], show_default=True, help="Tokens in the cache of each text.")
+@numbers_option("--nodes", default=[_POWERS], help="Sizes, root counted; 1 is always included.")
+@numbers_option("--batch-size", "batch", default=["1"], help="Texts decoded together.")
+@numbers_option("--context", default=["1024"], help="Tokens in the cache of each text.")
 @click.option("--heads", help="Medusa heads whose sizes count: folder, weights file or hub name.")
 @click.option("--num-heads", type=click.IntRange(min=1), help="Or the number of Medusa heads [default: none].")
 @click.option("--shared-lm-head", is_flag=True, help="The heads of --num-heads share the base's LM head.")
@@ -64,7 +63,7 @@ _POINT = ("nodes", "batch", "context", "seconds", "overhead", "speedup")
     help="Tokens per step by these traces; of several drafters the fastest is found [default: 1 + 0.477 ln nodes].",
 )
 @click.option("--drafter", multiple=True, help="Drafter file of a calibration, where it is not where it was made.")
-@click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True, help="Kind of the trees.")
+@click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], help="Kind of the trees.")
 @click.option("--fit", multiple=True, help="Measured profile of this device, of any model: its efficiency is fitted.")
 @click.option("--presets", is_flag=True, help="List the known models and devices, with sources.")
 @force_option

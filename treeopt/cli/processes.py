@@ -63,7 +63,7 @@ _MOST = 64  # processes of one machine
 def nproc_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--nproc N` of a command whose batches can be divided among processes."""
     text = "Processes on this machine that divide the batches; with GPUs, one for each."
-    return click.option("--nproc", type=click.IntRange(1, _MOST), default=1, show_default=True, help=text)(function)
+    return click.option("--nproc", type=click.IntRange(1, _MOST), default=1, help=text)(function)
 
 
 def team_of(options: Mapping[str, Any]) -> Processes | None:

@@ -26,29 +26,26 @@ if TYPE_CHECKING:
     "--sizes",
     default=[",".join(map(str, PROFILE_NODES))],
     help="Nodes, root counted; 1 is always included.",
-    show_default=True,
 )
 @numbers_option("--context", help=f"Tokens in the cache [default: {PROFILE_CONTEXT}, or the maximum of the model].")
-@numbers_option("--batch-size", "batch", default=["1"], show_default=True, help="Texts decoded together.")
+@numbers_option("--batch-size", "batch", default=["1"], help="Texts decoded together.")
 @drafter_file_option("Time the trees of this drafter file [default: the guesses of the heads].")
 @draft_option
 @click.option(
     "--kind",
     type=click.Choice(KINDS),
     default=KINDS[0],
-    show_default=True,
     help="static: one tree for all steps; dynamic: a tree for each step (for `build --kind dynamic`).",
 )
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
     default=PROFILE_REPEATS,
-    show_default=True,
     help="Rounds over all sizes; the quieter half counts.",
 )
 @compile_option
 @force_option
-@click.option("-o", "--output", default=PROFILE_FILE, show_default=True, help="File to write.")
+@click.option("-o", "--output", default=PROFILE_FILE, help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Time one decode step, drafting included, by the size of the tree.
 

@@ -37,9 +37,9 @@ _OUTPUT = "an .svg or .dot file; .png, .pdf, ... need graphviz [default: TREE.sv
     help="Of nodes; probability: the values of the tree, with --example those of the base model "
     "[default: rank; with --example token].",
 )
-@click.option("--theme", type=click.Choice(THEMES), default="auto", show_default=True, help="auto: the reader's.")
+@click.option("--theme", type=click.Choice(THEMES), default="auto", help="auto: the reader's.")
 @click.option("--example", metavar="PROMPT", help="Decode PROMPT and draw one step: its tokens, accepted ones in red.")
-@click.option("--step", type=click.IntRange(min=1), default=1, show_default=True, help="Which step of --example.")
+@click.option("--step", type=click.IntRange(min=1), default=1, help="Which step of --example.")
 @drafter_file_option("Drafter file: without TREE, of the tree that it recommends [default: the one in the tree file].")
 @draft_option
 @chat_template_option

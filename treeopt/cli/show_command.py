@@ -43,7 +43,6 @@ _RANKS = re.compile(r"\[?\(?\s*(\d{1,9}(?:\s*,\s*\d{1,9})*)?\s*,?\s*\)?\]?")
     "layout",
     type=click.Choice(FORMATS),
     default=FORMATS[0],
-    show_default=True,
     help="choices: a medusa_choices list; yaml: a tree file.",
 )
 def run(console: Console, tree: str, calibration: str | None, **options: Any) -> None:

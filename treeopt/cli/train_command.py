@@ -44,22 +44,15 @@ def _joint_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--heads-weight", type=above, help="Stage 2: weight of the heads' loss [default: 0.2, or 0.01 on the sine]."
         ),
-        click.option(
-            "--heads-rate",
-            type=above,
-            default=4.0,
-            show_default=True,
-            help="Stage 2: rate over the adapter's.",
-        ),
-        click.option("--dropout", type=share, default=0.05, show_default=True, help="Stage 2: of the adapter."),
-        click.option("--alpha", type=above, default=16.0, show_default=True, help="Stage 2: scale of the adapter."),
-        click.option("--rank", type=count, default=32, show_default=True, help="Stage 2: of the adapter."),
+        click.option("--heads-rate", type=above, default=4.0, help="Stage 2: rate over the adapter's."),
+        click.option("--dropout", type=share, default=0.05, help="Stage 2: of the adapter."),
+        click.option("--alpha", type=above, default=16.0, help="Stage 2: scale of the adapter."),
+        click.option("--rank", type=count, default=32, help="Stage 2: of the adapter."),
         click.option("--heads", help="Stage 2: heads to start from, as those of stage 1 [default: new ones]."),
         click.option(
             "--stage",
             type=click.IntRange(1, 2),
             default=1,
-            show_default=True,
             help="1: the heads alone (Medusa-1). 2: the heads and a LoRA adapter of the base (Medusa-2).",
         ),
     ):
@@ -71,31 +64,27 @@ def _joint_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @base_options
 @_joint_options
 @click.option("--data", "data", multiple=True, required=True, help="Training texts (repeatable).")
-@click.option("--num-heads", type=click.IntRange(min=1), default=5, show_default=True, help="Number of heads.")
-@click.option("--blocks", type=click.IntRange(min=0), default=1, show_default=True, help="Residual blocks of a head.")
+@click.option("--num-heads", type=click.IntRange(min=1), default=5, help="Number of heads.")
+@click.option("--blocks", type=click.IntRange(min=0), default=1, help="Residual blocks of a head.")
 @click.option("--shared-lm-head", is_flag=True, help="Use the base's LM head: a tenth of the memory, faster steps.")
 @click.option("--load-in-4bit", is_flag=True, help="Quantise the base (needs CUDA and bitsandbytes).")
-@click.option("--length", type=click.IntRange(min=3), default=2048, show_default=True, help="Most tokens of a text.")
-@click.option(
-    "--epochs", type=FiniteRange(min=0, min_open=True), default=1.0, show_default=True, help="Passes over the texts."
-)
+@click.option("--length", type=click.IntRange(min=3), default=2048, help="Most tokens of a text.")
+@click.option("--epochs", type=FiniteRange(min=0, min_open=True), default=1.0, help="Passes over the texts.")
 @click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps, in place of --epochs.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Texts of one forward.")
-@click.option("--accumulate", type=click.IntRange(min=1), default=1, show_default=True, help="Forwards of one step.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=8, help="Texts of one forward.")
+@click.option("--accumulate", type=click.IntRange(min=1), default=1, help="Forwards of one step.")
 @click.option(
     "--learning-rate",
     type=FiniteRange(min=0, min_open=True),
     help="Peak of the heads' rate [default: 0.001]; at stage 2 of the adapter's [default: 0.0005].",
 )
-@click.option(
-    "--warmup", type=FiniteRange(0, 1, max_open=True), default=0.05, show_default=True, help="Share of the steps."
-)
-@click.option("--weight-decay", type=FiniteRange(min=0), default=0.0, show_default=True, help="Of the weights.")
-@click.option("--holdout", type=click.IntRange(min=0), default=0, show_default=True, help=HOLDOUT_HELP)
-@click.option("--log-every", type=click.IntRange(min=1), default=10, show_default=True, help="Steps of a log line.")
+@click.option("--warmup", type=FiniteRange(0, 1, max_open=True), default=0.05, help="Share of the steps.")
+@click.option("--weight-decay", type=FiniteRange(min=0), default=0.0, help="Of the weights.")
+@click.option("--holdout", type=click.IntRange(min=0), default=0, help=HOLDOUT_HELP)
+@click.option("--log-every", type=click.IntRange(min=1), default=10, help="Steps of a log line.")
 @click.option("--bf16", is_flag=True, help="Mixed precision in the heads; their weights stay float32.")
 @click.option("--chat-template/--no-chat-template", default=True, help="Use the tokenizer's chat template.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the order of the texts.")
+@click.option("--seed", type=SEED, default=0, help="Of the order of the texts.")
 @click.option("--resume", is_flag=True, help="Continue the unfinished run in the output folder.")
 @click.option("--force", is_flag=True, help="Replace heads, and delete an unfinished run, in the output folder.")
 @click.option("-o", "--output", required=True, help="Folder for the heads.")

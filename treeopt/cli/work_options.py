@@ -59,7 +59,7 @@ class _BatchSize(click.ParamType[Any]):
 def batch_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--batch-size` of commands that store their batches."""
     text = f"Prompts decoded together; {AUTO}: {AUTO_BATCH}, and half as many wherever memory runs out."
-    return click.option("--batch-size", type=_BatchSize(), default=16, show_default=True, help=text)(function)
+    return click.option("--batch-size", type=_BatchSize(), default=16, help=text)(function)
 
 
 def batch_settings(console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
