@@ -62,7 +62,8 @@ def main() -> None:
 def paper() -> None:
     """Print a line for each statement."""
     rows = forward_operators(named_shape("llama-33b"), np.array([1.0, 64.0]), 16, 1024, BARE)
-    ratio = next(float(one.intensity[1] / one.intensity[0]) for one in rows if one.name == "scores")
+    scores = next(one for one in rows if one.name == "scores")
+    ratio = float((scores.flops[1] / scores.bytes[1]) / (scores.flops[0] / scores.bytes[0]))
     print(f"33B, batch 16, context 1,024: intensity of attention, 64 candidates / 1 | paper 41 | {ratio:.1f}")
     print(f"the same: FLOP/s of attention | paper 44, measured | {flops_ratio():.1f}")
     print(f"7B: tokens (batch x nodes) from which all linear layers are compute-bound | | {crossing()}")

@@ -165,7 +165,6 @@ EXCEPTIONS = {
     "models.base.load_base": "its checks are in the table; weights are read by transformers: tests/models/test_base.py",
     "models.given.load_draft": "load_base, with the checks of tests/models",
     "models.given.load_pair": "load_base and load_heads",
-    "plan.devices.read_numbers": "the text of an option, not a file: tests/cli/test_plan_cli.py",
     "train.data.load_texts": "rows of read_texts, which is in the table",
 }
 # Modules that open files or parse their content -> their readers in the table, or the reason why there is none.

@@ -47,13 +47,6 @@ def test_one_node_drafts_nothing() -> None:
     assert costly.seconds([2], 1, 10)[0] - plain.seconds([2], 1, 10)[0] > 12.0
 
 
-def test_prefill_by_hand() -> None:
-    """Ten tokens of two texts, and the logits of the last ones."""
-    model = StepModel(SHAPE, WIDE)
-    found = {one.name: float(one.flops[0]) for one in model.prefill_operators(2, 10)}
-    assert found == {"m": 1200.0, "scores": 9600.0, "values": 6400.0, "kv writes": 0.0, "lm_head": 140.0}
-
-
 def test_memory_by_hand() -> None:
     """Weights, heads and a draft model in the dtype of weights, the cache in that of the cache."""
     shape = SHAPE  # 30 in matrices, 35 in the LM head, 35 others; 20 cached numbers a token

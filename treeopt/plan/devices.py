@@ -7,7 +7,7 @@ float32 is that of the vector units. Where only a sparse figure is published, it
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from treeopt.shape import shape_error, similar
@@ -115,31 +115,21 @@ def device_of_spec(spec: str) -> Device:
     Raises:
         TreeoptError: E240 for other keys, a key twice, a missing one, and values that are not positive numbers.
     """
-    at = f"--device-spec {spec}"
-    numbers = read_numbers(spec, ("flops", "bandwidth", "memory"), at, _SPEC)
+    at, keys = f"--device-spec {spec}", ("flops", "bandwidth", "memory")
+    numbers: dict[str, float] = {}
+    for part in spec.split(","):
+        key, _, value = (word.strip() for word in part.partition("="))
+        if key not in keys or key in numbers:
+            what = f"{key!r} occurs twice" if key in numbers else f"{key!r} is none of {', '.join(keys)}"
+            raise shape_error(what, at=at, why="the parts are key=number, separated by commas", fix=_SPEC)
+        try:
+            numbers[key] = float(value)
+        except ValueError:
+            numbers[key] = math.nan
+        if not 0.0 <= numbers[key] < math.inf:
+            raise shape_error(f"{key} {value!r} is not a finite number from 0", at=at, fix=_SPEC)
     missing = [key for key in ("flops", "bandwidth") if key not in numbers]
     if missing:
         raise shape_error(f"{' and '.join(missing)} missing", at=at, why="a device has both", fix=_SPEC)
     name = f"flops={numbers['flops']:g},bandwidth={numbers['bandwidth']:g}"
     return Device(name, {"any": numbers["flops"]}, numbers["bandwidth"], numbers.get("memory"), "--device-spec")
-
-
-def read_numbers(text: str, keys: Sequence[str], at: str, example: str) -> dict[str, float]:
-    """The numbers of a text `key=number,key=number`.
-
-    Raises:
-        TreeoptError: E240 for other keys, a key twice, and values that are not finite numbers from 0.
-    """
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        key, _, value = (word.strip() for word in part.partition("="))
-        if key not in keys or key in found:
-            what = f"{key!r} occurs twice" if key in found else f"{key!r} is none of {', '.join(keys)}"
-            raise shape_error(what, at=at, why="the parts are key=number, separated by commas", fix=example)
-        try:
-            found[key] = float(value)
-        except ValueError:
-            found[key] = math.nan
-        if not 0.0 <= found[key] < math.inf:
-            raise shape_error(f"{key} {value!r} is not a finite number from 0", at=at, fix=example)
-    return found

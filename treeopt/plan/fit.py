@@ -51,12 +51,10 @@ class HeldOut:
 
     @property
     def median(self) -> float:
-        """The median error; nan where no step was left out."""
         return float(np.median(self.errors)) if self.errors else np.nan
 
     @property
     def largest(self) -> float:
-        """The largest error; nan where no step was left out."""
         return max(self.errors, default=np.nan)
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.defaults import ATTENTIONS as ATTENTIONS
+from treeopt.defaults import ATTENTIONS
 from treeopt.plan.devices import BYTES
 from treeopt.shape import Attention, Drafting, Matrix, ModelShape, shape_error
 
@@ -63,17 +63,14 @@ class StepSetting:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of a weight."""
         return BYTES[self.dtype]
 
     @property
     def activation_bytes(self) -> float:
-        """Bytes of an activation."""
         return BYTES[self.activation]
 
     @property
     def kv_bytes(self) -> float:
-        """Bytes of a number in the key-value cache."""
         return BYTES[self.kv_dtype or self.activation]
 
 
@@ -82,7 +79,7 @@ class Operator:
     """One kind of product or transfer, summed over the layers that have it.
 
     Args:
-        name: of the matrix, `scores`, `values` or `kv writes`; with a prefix where it drafts.
+        name: of the matrix, `scores`, `values` or `kv writes`.
         flops: float64 [n], a product's multiplications and additions.
         bytes: float64 [n], read and written.
         calls: float64 [n], how often it is started in a step.
@@ -95,41 +92,20 @@ class Operator:
     calls: Floats
     dtype: str
 
-    @property
-    def intensity(self) -> Floats:
-        """float64 [n]: FLOPs per byte; 0 where nothing is moved."""
-        return np.divide(self.flops, self.bytes, out=np.zeros_like(self.flops), where=self.bytes > 0)
-
-    def times(self, factor: Floats, prefix: str = "") -> Operator:
+    def times(self, factor: Floats) -> Operator:
         """The operator, so many times in a step."""
-        return dataclasses.replace(
-            self,
-            name=prefix + self.name,
-            flops=self.flops * factor,
-            bytes=self.bytes * factor,
-            calls=self.calls * factor,
-        )
+        return Operator(self.name, self.flops * factor, self.bytes * factor, self.calls * factor, self.dtype)
 
 
 def forward_operators(
-    shape: ModelShape, nodes: Floats, batch: int, cached: int, setting: StepSetting, logits: int | None = None
+    shape: ModelShape, nodes: Floats, batch: int, cached: int, setting: StepSetting
 ) -> list[Operator]:
-    """The operators of one forward of a model.
-
-    Args:
-        shape: of the model.
-        nodes: float64 [n], q: new tokens of each text.
-        batch: b, texts.
-        cached: s, tokens in the cache of each text; 0 in prefill.
-        setting: dtypes, attention and formulas.
-        logits: positions of a text whose logits are computed; all new ones where None.
-    """
+    """The operators of one forward over `nodes` new tokens (float64 [n]) of each text, after `cached` ones."""
     found = [_product(matrix, batch * nodes, setting) for matrix in shape.matrices]
     for kind in shape.attention:
         found += _attention(kind, nodes, batch, cached, setting)
     if not setting.bare:
-        positions = nodes if logits is None else np.full_like(nodes, logits)
-        found += [_writes(shape, batch * nodes, setting), _product(shape.lm_head, batch * positions, setting)]
+        found += [_writes(shape, batch * nodes, setting), _product(shape.lm_head, batch * nodes, setting)]
     return found
 
 
@@ -152,14 +128,14 @@ def drafting_operators(
         separate = Matrix("LM heads", rows or shape.lm_head.rows, hidden, heads if rows else 1)
         positions = texts if rows else texts * heads  # a shared LM head multiplies the states of all heads at once
         found.append(dataclasses.replace(_product(separate, positions, setting), calls=once))
-        found = [one.times(drafts, "heads: ") for one in found]
+        found = [one.times(drafts) for one in found]
     if drafting.draft is not None:
         forwards = np.minimum(drafting.levels, nodes - 1)
         level = np.maximum(1.0, np.ceil((nodes - 1) / drafting.levels))
         first = forward_operators(drafting.draft, once, batch, cached, setting)
         later = forward_operators(drafting.draft, level, batch, cached, setting)
-        found += [one.times(drafts, "draft: ") for one in first]
-        found += [one.times(np.maximum(forwards - 1, 0.0), "draft: ") for one in later]
+        found += [one.times(drafts) for one in first]
+        found += [one.times(np.maximum(forwards - 1, 0.0)) for one in later]
     return found
 
 

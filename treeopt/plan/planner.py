@@ -75,7 +75,7 @@ def calibrated_acceptance(
         largest: the largest size.
         name: of the drafter; by default that of its file, or `heads`.
         kind: static trees, or those of each step.
-        progress: called after each growth.
+        progress: called after each fold.
 
     Raises:
         TreeoptError: as `measure_curve` and `policy_curve`.
@@ -91,7 +91,7 @@ def calibrated_acceptance(
         limits = tree_limits(calibration, min(largest, MAX_NODES))
         check_size(limits, calibration.num_heads, "--nodes")
         fitter = Fitter(calibration, limits, progress=progress)
-        method = fitter.choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS, exactly=False)).method
+        method = fitter.choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS)).method
         curve = measure_curve(fitter, method, default_sizes(limits.nodes))
     provenance = {
         "heads": source.heads,
@@ -207,14 +207,14 @@ def plan_speedup(
 def _points(one: PlanCandidate, sizes: Sequence[int], batch: int, context: int) -> Iterator[PlanPoint]:
     """The points of one drafter at one batch and context."""
     known = np.array([size for size in sizes if size <= (one.acceptance.largest or size)], np.float64)
-    seconds, overheads, tokens = figures(one, known, batch, context)
+    seconds, overheads, tokens = _figures(one, known, batch, context)
     for i, size in enumerate(known):
         speedup = tokens[i] / overheads[i]
         figure = (float(seconds[i]), float(overheads[i]), float(speedup), float(tokens[i]))
         yield PlanPoint(int(size), batch, context, *figure, drafter=one.acceptance.name)
 
 
-def figures(one: PlanCandidate, sizes: Floats, batch: int, context: int) -> tuple[Floats, Floats, Floats]:
+def _figures(one: PlanCandidate, sizes: Floats, batch: int, context: int) -> tuple[Floats, Floats, Floats]:
     """Seconds, overhead and tokens per step at each size, float64 [n] each."""
     seconds = one.model.seconds(sizes, batch, context)
     alone = one.model.seconds([ONE_NODE], batch, context)
@@ -230,7 +230,7 @@ def _best(
     found = []
     for one in candidates:
         sizes = np.arange(1.0, min(largest, one.acceptance.largest or largest) + 1)
-        _, overheads, tokens = figures(one, sizes, batch, context)
+        _, overheads, tokens = _figures(one, sizes, batch, context)
         speedups = tokens / overheads
         i = int(np.argmax(speedups))
         found.append((float(speedups[i]), -i - 1, one.acceptance.name))

@@ -55,15 +55,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class StepModel:
-    """A model on a device.
-
-    Args:
-        shape: of the model.
-        device: with its peak figures.
-        setting: dtypes, attention and formulas.
-        drafting: of steps of more than one node.
-        efficiency: of the device.
-    """
+    """A model on a device; `drafting` is of steps of more than one node."""
 
     shape: ModelShape
     device: Device
@@ -76,10 +68,6 @@ class StepModel:
         sizes = np.asarray(nodes, np.float64)
         forward = forward_operators(self.shape, sizes, batch, context, self.setting)
         return forward + drafting_operators(self.shape, self.drafting, sizes, batch, context, self.setting)
-
-    def prefill_operators(self, batch: int, context: int) -> list[Operator]:
-        """The operators of reading `context` tokens of each text, with the logits of the last one."""
-        return forward_operators(self.shape, np.array([float(context)]), batch, 0, self.setting, logits=1)
 
     def seconds(self, nodes: Sequence[int] | Floats, batch: int, context: int) -> Floats:
         """float64 [n]: seconds of a step of each number of nodes, root counted.
@@ -95,13 +83,9 @@ class StepModel:
         sizes = np.asarray(nodes, np.float64)
         check_steps(sizes, [batch], [context])
         drafted = (sizes > ONE_NODE) * (self.drafting.host_seconds + self.efficiency.tree)
-        seconds: Floats = self.operator_seconds(self.operators(sizes, batch, context)) + drafted
+        operators = (self.seconds_of(one) for one in self.operators(sizes, batch, context))
+        seconds: Floats = sum(operators, np.zeros(1)) + self.efficiency.step + drafted
         return seconds
-
-    def operator_seconds(self, operators: Iterable[Operator]) -> Floats:
-        """float64 [n]: seconds of these operators and of the step around them."""
-        total: Floats = sum((self.seconds_of(one) for one in operators), np.zeros(1)) + self.efficiency.step
-        return total
 
     def seconds_of(self, operator: Operator) -> Floats:
         """float64 [n]: seconds of one operator."""
