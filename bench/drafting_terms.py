@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from drafting_halves import TOP_K, Pair, others, traces
+from numpy.typing import NDArray
 
 from treeopt.calibrate.pipeline import as_calibration
 from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import Calibration
-from treeopt.drafter import Drafter, Level
+from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter, Level
 from treeopt.drafting.count import NgramCounts
-from treeopt.drafting.fit import FitSample, fit_drafter
+from treeopt.drafting.fit import Evidence, FitSample, fit_drafter
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.learn import VOTED, Learning
 from treeopt.drafting.plans import proposer_for
@@ -46,6 +48,32 @@ class Variant:
     levels: int | None = None
     table: bool = True
     lookback: bool = True
+
+
+CACHE = 3 + MAX_MATCH
+TERMS = {  # of a score: their columns in `Evidence.features`
+    "head": slice(0, 1),
+    "prior": slice(1, 2),
+    "ngram": slice(2, 3),
+    "prompt_lookup": slice(3, CACHE),
+    "cache": slice(CACHE, CACHE + len(CACHE_LENGTHS)),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class AblatedSample(FitSample):
+    """A sample in which the terms `without` of the score are 0."""
+
+    without: tuple[str, ...] = ()
+
+    def evidence(
+        self, folds: Sequence[Drafter], positions: int, levels: int
+    ) -> tuple[list[list[Evidence]], NDArray[np.bool_]]:
+        parts, known = super().evidence(folds, positions, levels)
+        for part in itertools.chain(*parts):
+            for term in self.without:
+                part.features[:, :, TERMS[term]] = 0
+        return parts, known
 
 
 COMMON = {
@@ -150,7 +178,7 @@ def _variant(
     def with_table(drafter: Drafter, table: NgramTable | None) -> Drafter:
         return dataclasses.replace(drafter, ngram_table=table if variant.table else empty)
 
-    sample = FitSample(pair.base, used, texts.first, learned.fold_of, 0, variant.without)
+    sample = AblatedSample(pair.base, used, texts.first, learned.fold_of, 0, without=variant.without)
     folds = fit_drafter(sample, [with_table(start, fold.ngram_table) for fold in learned.folds])
     by_fold = [proposer_for(pair.base, used, fold) for fold in folds]
     whole = proposer_for(pair.base, used, with_table(folds[0], learned.drafter.ngram_table))

@@ -51,7 +51,7 @@ def two_passes(base: Base, texts: Sequence[Text], drawing: Drawing) -> NgramCoun
 
 def agreement(one: NgramCounts, other: NgramCounts) -> float:
     """The share of the counts that two have in common; not 1 where rounding decides between two tokens."""
-    return float(np.minimum(one.unigram, other.unigram).sum() / max(one.num_tokens, other.num_tokens))
+    return float(np.minimum(one.unigram, other.unigram).sum() / max(one.unigram.sum(), other.unigram.sum()))
 
 
 def measure(base: Base, options: argparse.Namespace, new_tokens: int) -> None:

@@ -109,7 +109,7 @@ def test_drawn_answers_are_counted_while_they_are_written(tokens: int) -> None:
     for one in drawn:
         count_drawn(counts, one)
     assert same(counts, counts_of(base, [], [one.text for one in drawn]))
-    assert counts.num_tokens == sum(len(one.text.answer) for one in drawn)
+    assert counts.unigram.sum() == sum(len(one.text.answer) for one in drawn)
 
 
 def test_contexts_reach_back_into_the_prompt() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,13 +14,11 @@ from tiny import tiny_base, walk
 from treeopt.drafter import Drafter, Level
 from treeopt.drafting import fit as module
 from treeopt.drafting.count import NgramCounts
-from treeopt.drafting.fit import CACHE_PRIORS, TERMS, FitSample, LevelFit, _reached, fit_drafter
-from treeopt.drafting.learn import Learned, Learning, learn
-from treeopt.drafting.trace import Positions, positions_of, trace_texts
+from treeopt.drafting.fit import CACHE_PRIORS, FitSample, LevelFit, _reached, fit_drafter
+from treeopt.drafting.learn import Learned
+from treeopt.drafting.trace import positions_of, trace_texts
 from treeopt.models.base import Base
-from treeopt.models.heads import MedusaHeads
 from treeopt.ngram_table import CONTEXT, context_keys
-from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.encode import Text
 
 Bools = NDArray[np.bool_]
@@ -83,9 +80,9 @@ def unfitted(base: Base, *, levels: int = 4, heads: int = 0, window: int = 64) -
     return Drafter((Level(),) * levels, heads, 4, window, table, voted=4, lm_head_levels=0 if heads else 2)
 
 
-def sample_of(base: Base, texts: Sequence[Text], without: Sequence[str] = ()) -> FitSample:
+def sample_of(base: Base, texts: Sequence[Text]) -> FitSample:
     """All texts in one fold."""
-    return FitSample(base, None, texts, {text.prompt_id: 0 for text in texts}, 0, without)
+    return FitSample(base, None, texts, {text.prompt_id: 0 for text in texts}, 0)
 
 
 def periodic(count: int, period: int, length: int = 80) -> list[Text]:
@@ -138,41 +135,11 @@ def test_the_prior_with_the_least_loss_is_chosen(
     assert kind == "noisy" or best == min(priors)
 
 
-@pytest.mark.parametrize("without", [("cache",), ("cache", "ngram")])
-def test_no_prior_is_chosen_without_the_cache(without: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the term, or a window, the prior stays as it is."""
+def test_no_prior_is_chosen_without_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prior stays as it is."""
     base = tiny_base("llama", 1)
     monkeypatch.delattr(module, "CACHE_PRIORS")
-    assert fit_drafter(sample_of(base, noisy(2), without), [unfitted(base)])[0].cache_prior == 1.0
     assert fit_drafter(sample_of(base, noisy(2)), [unfitted(base, window=0)])[0].cache_prior == 1.0
-
-
-@functools.cache
-def unfitted_folds() -> tuple[Base, MedusaHeads, list[Text], Mapping[str, int], list[Drafter]]:
-    """A base with its heads, texts with their folds, and the folds' drafters before the fit."""
-    base, heads = planted()
-    texts = answered(base, prompts_of(1, 6), 20)
-    options = AnswerOptions(max_new_tokens=20, batch_size=8)
-    start = learn(base, heads, texts, Learning(100, window=40, levels=4, top=6), options=options)
-    return base, heads, texts, start.fold_of, [replace(fold, levels=(Level(),) * 4) for fold in start.folds]
-
-
-@functools.cache
-def fitted_without(*terms: str) -> Drafter:
-    """The drafter that is fitted without some terms."""
-    base, heads, texts, fold_of, folds = unfitted_folds()
-    return fit_drafter(FitSample(base, heads, texts, fold_of, 0, terms), folds)[0]
-
-
-@pytest.mark.parametrize("term", TERMS)
-def test_a_term_left_out_has_no_weight(term: str) -> None:
-    """Not in any level, whose other terms have one; so other values of its numbers change no rank."""
-    whole, found = fitted_without(), fitted_without(term)
-    assert not any(np.any(getattr(level, term)) for level in found.levels)
-    assert any(np.any(getattr(level, term)) for level in whole.levels)
-    for other in set(TERMS) - {term}:
-        assert any(np.any(getattr(level, other)) for level in found.levels)
-    assert found.id != whole.id
 
 
 def pair_key(first: int, second: int) -> int:
@@ -208,7 +175,7 @@ def test_texts_are_fitted_and_traced_by_their_folds(monkeypatch: pytest.MonkeyPa
     texts = answered(base, prompts_of(1, 9), 12)
     seen: list[tuple[str, bytes]] = []
 
-    def noted(proposer: object, given: Sequence[Text], *more: object) -> Iterator[Positions]:
+    def noted(proposer: object, given: Sequence[Text], *more: object) -> Iterator[object]:
         table = proposer.drafter.ngram_table  # type: ignore[attr-defined]
         seen.extend((text.prompt_id, table.ratios.tobytes()) for text in given)
         return positions_of(proposer, given, *more)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from naive_draft import SOURCES, naive_mapped, random_case
 from numpy.typing import NDArray
 
 from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter, Level
-from treeopt.drafting.fit import TERMS, Evidence, evidence, fit_calibration_map, fit_level
+from treeopt.drafting.fit import Evidence, evidence, fit_calibration_map, fit_level
 from treeopt.drafting.interface import Features
 
 Ints = NDArray[np.int64]
@@ -124,26 +124,6 @@ def test_parts_are_alike() -> None:
     chosen = np.arange(500) < 200
     halves = Evidence.joined([whole.only(chosen), whole.only(~chosen)])
     assert fit_level(halves).level == fit_level(whole).level
-
-
-@pytest.mark.parametrize("term", TERMS)
-def test_without_removes_a_term(term: str) -> None:
-    """Its weights are 0, the others are those of evidence that never had it; the evidence itself is not changed."""
-    found = random_candidates(2, 3000)
-    true = drawn(3, found, KNOWN)
-    whole = evidence(found, true)
-    before = whole.features.copy()
-    level = fit_level(whole.without([term])).level
-    np.testing.assert_array_equal(whole.features, before)
-    array = {"ngram": "ratios"}.get(term, term)
-    silent = replace(found, **{array: np.zeros_like(getattr(found, array))})
-    assert level == fit_level(evidence(silent, true)).level
-    weights = getattr(level, term)
-    assert not np.any(weights)
-    for other in set(TERMS) - {term}:
-        assert np.any(getattr(level, other))
-    assert level != fit_level(whole).level
-    assert fit_level(whole.without([])).level == fit_level(whole).level
 
 
 def test_no_evidence_gives_the_default_level() -> None:

@@ -187,7 +187,7 @@ def test_many_short_texts_are_joined_too(monkeypatch: pytest.MonkeyPatch) -> Non
     joined: list[int] = []
     whole = NgramCounts.joined
     monkeypatch.setattr(module, "_PIECE", 400)
-    monkeypatch.setattr(NgramCounts, "joined", lambda counts: joined.append(counts.num_tokens) or whole(counts))
+    monkeypatch.setattr(NgramCounts, "joined", lambda counts: joined.append(int(counts.unigram.sum())) or whole(counts))
     counts = NgramCounts(8)
     for _ in range(25):
         counts.add([1], [2])
@@ -202,7 +202,7 @@ def test_merged_leaves_its_parts_alone() -> None:
     both.add([1, 2, 3], [2, 3, 4])
     assert same(one.table(), before[0])
     assert same(two.table(), before[1])
-    assert both.num_tokens == one.num_tokens + two.num_tokens + 3
+    assert both.unigram.sum() == one.unigram.sum() + two.unigram.sum() + 3
 
 
 def test_merged_needs_one_vocabulary() -> None:
@@ -250,7 +250,7 @@ def test_successor_outside_the_vocabulary_is_refused() -> None:
     counts = NgramCounts(4)
     with pytest.raises(ValueError, match="broadcast"):
         counts.add([1, 2], [2, 4])
-    assert counts.num_tokens == 0
+    assert counts.unigram.sum() == 0
 
 
 @pytest.mark.parametrize("limit", [0, 100, 400, 1000, 3000, 6000])

@@ -68,13 +68,7 @@ class _Order:
 
 
 class NgramCounts:
-    """Counts of the successors of all contexts of 1 to `CONTEXT` tokens.
-
-    Args:
-        vocab_size: V.
-        unigram: int64 [V], counts of tokens to start with.
-        orders: counts of contexts to start with, by length.
-    """
+    """Counts of tokens (`unigram` int64 [V]) and of the successors of all contexts of 1 to `CONTEXT` tokens."""
 
     def __init__(self, vocab_size: int, unigram: Ints | None = None, orders: Sequence[_Order] = ()) -> None:
         self.vocab_size = vocab_size
@@ -83,19 +77,8 @@ class NgramCounts:
         self._waiting: list[list[_Order]] = [[] for _ in range(CONTEXT)]
         self._pending = 0
 
-    @property
-    def num_tokens(self) -> int:
-        """Number of counted tokens."""
-        return int(self.unigram.sum())
-
     def add(self, text: Sequence[int], successors: Sequence[int], *, first: int = 0) -> None:
-        """Count one text.
-
-        Args:
-            text: its tokens.
-            successors: for each token, the model's greedy choice after the text up to it.
-            first: index of the first token to count; those before it are only context.
-        """
+        """Count one text, after each token from number `first` on the model's greedy choice; the others are context."""
         assert len(text) == len(successors)
         after = np.asarray(successors, np.int64)[first:]
         self.unigram += np.bincount(after, minlength=self.vocab_size)
@@ -122,15 +105,14 @@ class NgramCounts:
         return NgramCounts(self.vocab_size, unigram, [orders[0].join(orders[1:]) for orders in joined])
 
     def table(self, *, max_bytes: int = MAX_BYTES, row: int = ROW) -> NgramTable:
-        """The n-gram table of the most frequent contexts.
+        """The n-gram table of the most frequent contexts, with at most `row` successors of each.
 
-        Args:
-            max_bytes: most bytes; row 0 and the tokens' frequencies are stored even where they take more.
-            row: most successors of a context.
+        Row 0 and the tokens' frequencies are stored even where they take more than `max_bytes`.
         """
         row = min(row, self.vocab_size)
         orders = _most_frequent(self.joined(), (max_bytes - 2 * self.vocab_size) // (8 + 6 * row + 2) - 1)
-        frequency = (self.unigram + 1 / self.vocab_size) / (self.num_tokens + 1)
+        num_tokens = int(self.unigram.sum())
+        frequency = (self.unigram + 1 / self.vocab_size) / (num_tokens + 1)
         prior = np.log(frequency).astype(np.float32)
         top = np.argsort(-frequency, kind="stable")[:row].astype(np.int32)
         rows = _TableRows(np.zeros(1, np.int64), top[None], np.zeros((1, row), np.float32), np.zeros(1, np.float32))
@@ -144,7 +126,7 @@ class NgramCounts:
             ratios=np.concatenate([level.ratios for level in levels]).astype(np.float16),
             backoff=np.concatenate([level.backoff for level in levels]).astype(np.float16),
             unigram=prior.astype(np.float16),
-            num_tokens=self.num_tokens,
+            num_tokens=num_tokens,
         )
 
     def joined(self) -> list[_Order]:
@@ -167,7 +149,6 @@ class _TableRows:
     backoff: Floats
 
     def only(self, rows: Ints) -> _TableRows:
-        """Some of the rows."""
         return _TableRows(self.keys[rows], self.tokens[rows], self.ratios[rows], self.backoff[rows])
 
 
@@ -211,16 +192,11 @@ def _rows(order: _Order, above: _TableRows, prior: Floats, width: int) -> _Table
     return _TableRows(keys, tokens, ratios, (above.backoff[parent] + free).astype(np.float32))
 
 
-@dataclass(frozen=True)
-class _Counted:
-    """The most frequent successors of each context: tokens [n, W], -1 where there are fewer, and their counts."""
+def _counted(order: _Order, first: Ints, ends: Ints, width: int) -> tuple[Ints, Ints]:
+    """The most frequent successors of each context by falling count, then by token, and their counts: [n, W] each.
 
-    tokens: Ints
-    counts: Ints
-
-
-def _counted(order: _Order, first: Ints, ends: Ints, width: int) -> _Counted:
-    """The `width` most frequent successors of each context, by falling count, then by token."""
+    A token is -1 where there are fewer.
+    """
     lengths = ends - first
     rows = np.repeat(np.arange(len(first)), lengths)
     pairs = np.arange(first[0], ends[-1]) if len(first) else first
@@ -231,33 +207,31 @@ def _counted(order: _Order, first: Ints, ends: Ints, width: int) -> _Counted:
     chosen = pairs[ranked][inside]
     tokens[rows[inside], place[inside]] = order.successors[chosen]
     counts[rows[inside], place[inside]] = order.counts[chosen]
-    return _Counted(tokens, counts)
+    return tokens, counts
 
 
 def _interpolated(
-    counted: _Counted, shorter: _TableRows, total: Ints, free: Floats, prior: Floats
+    counted: tuple[Ints, Ints], shorter: _TableRows, total: Ints, free: Floats, prior: Floats
 ) -> tuple[NDArray[np.int32], Floats]:
-    """The likeliest successors of each context, by its counts and its shorter context.
+    """Tokens and ratios [n, W] of the likeliest successors of each context.
 
     Args:
-        counted: the context's successors.
+        counted: the context's successors and their counts.
         shorter: the row of each context's shorter context.
         total: int64 [n], the sum of its counts.
         free: float32 [n], log of the share that the discount leaves to the shorter context.
         prior: float32 [V], log frequencies of tokens.
-
-    Returns:
-        Tokens and ratios, [n, W] each.
     """
-    same = counted.tokens[:, :, None] == shorter.tokens[:, None, :]  # [n, W, W]
+    own, counts = counted
+    same = own[:, :, None] == shorter.tokens[:, None, :]  # [n, W, W]
     below = np.where(same, shorter.ratios[:, None, :], shorter.backoff[:, None, None]).max(-1) + free[:, None]
-    discounted = np.log(np.maximum(counted.counts - DISCOUNT, 1e-9) / total[:, None]) - prior[counted.tokens]
-    with_count = np.where(counted.tokens < 0, -np.inf, np.logaddexp(discounted, below))
+    discounted = np.log(np.maximum(counts - DISCOUNT, 1e-9) / total[:, None]) - prior[own]
+    with_count = np.where(own < 0, -np.inf, np.logaddexp(discounted, below))
     without_count = np.where(same.any(1), -np.inf, shorter.ratios + free[:, None])
-    tokens = np.concatenate([counted.tokens, shorter.tokens], axis=1)
+    tokens = np.concatenate([own, shorter.tokens], axis=1)
     ratios = np.concatenate([with_count, without_count], axis=1)
     likely = np.where(np.isinf(ratios), -np.inf, ratios + prior[tokens])
-    best = np.argsort(-likely, axis=1, kind="stable")[:, : counted.tokens.shape[1]]
+    best = np.argsort(-likely, axis=1, kind="stable")[:, : own.shape[1]]
     return np.take_along_axis(tokens, best, 1).astype(np.int32), np.take_along_axis(ratios, best, 1).astype(np.float32)
 
 
@@ -282,16 +256,8 @@ def count_texts(
 ) -> None:
     """Count the choices after every token of prompts and answers, but the last token of each text.
 
-    Args:
-        base: the base model.
-        texts: prompts with answers.
-        counts: by prompt id, the counts to which a text is added.
-        greedy: whether the answers are the base's greedy choices. Then only the prompts go through the model, each of
-            several equal ones once.
-        batch_size: prompts or texts in one forward.
-        auto_batch: halves the forwards where memory runs out.
-        run: makes, stores and divides the batches.
-        progress: called at the beginning and after each batch with the number of finished prompts or texts.
+    With `greedy` the answers are the base's choices, and only the prompts go through the model, equal ones once.
+    `counts` by prompt id are those to which a text is added.
     """
     alike: dict[bytes, list[Text]] = {}  # by the bytes of their tokens, as a tuple of integers takes tenfold
     for text in texts:

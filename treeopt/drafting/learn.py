@@ -1,11 +1,8 @@
-"""Learn a drafter from text that the base model writes.
+"""Learn a drafter from text that the base model writes: greedy answers, and answers sampled at a low temperature.
 
-The text consists of the model's greedy answers to prompts, and of answers sampled at a low temperature, which are
-similar. The successor that is counted after each token is the model's greedy choice there, not the sampled token. So
-the n-gram table predicts the text of a greedy decoder.
-
-Scores on texts that were counted are too high. So prompts are divided into folds, and what is fitted or traced on the
-texts of one fold uses an n-gram table of the other folds. The resulting drafter uses the table of all texts.
+After each token the model's greedy choice is counted, not the sampled token. Scores on texts that were counted are too
+high, so prompts are divided into folds, and what is fitted or traced on the texts of one fold uses an n-gram table of
+the other folds. The resulting drafter uses the table of all texts.
 """
 
 from __future__ import annotations
@@ -114,18 +111,10 @@ def learn(
     run: BatchRun[Chunk] = ALONE,
     progress: Progress = silent,
 ) -> Learned:
-    """Learn a drafter.
+    """Learn a drafter from prompts with the base's answers.
 
-    Args:
-        base: the base model.
-        heads: its heads, on the base's device and in its dtype; None for a drafter without heads.
-        texts: prompts with the base's answers.
-        learning: how the drafter is learned.
-        options: of the texts' answers; `max_new_tokens` and `batch_size` are those of the sampled answers too. With
-            `greedy`, the answers are counted without a forward.
-        draft: the draft model; None for a drafter without one.
-        run: makes, stores and divides the batches.
-        progress: called at the beginning of sampling and of counting, and after each batch.
+    `options` are those of the answers; the sampled ones have its `max_new_tokens` and `batch_size` too, and with
+    `greedy` the answers are counted without a forward.
     """
     if heads is None and draft is None and not learning.ngram:
         raise ValueError("ngram is off and there are neither heads nor a draft model, so nothing drafts")

@@ -51,15 +51,9 @@ class TreeSource(Protocol):
 
 
 class StaticTree:
-    """One tree for all rows and steps, filled with the candidates of a drafter.
+    """One tree for all rows and steps, filled with the candidates of a drafter; a compiled one is used unchanged.
 
-    Args:
-        proposer: the drafter.
-        tree: at most as deep as the drafter has levels; or its compiled form, whose tensors are used unchanged.
-
-    Raises:
-        TreeoptError: E101, E102 where the tree has levels or ranks that the drafter does not have, E103 where compiled
-            tensors are not those of a tree.
+    E101, E102 where it has levels or ranks that the drafter lacks, E103 where compiled tensors are not those of a tree.
     """
 
     def __init__(self, proposer: Proposer, tree: Tree | Buffers, device: torch.device) -> None:
@@ -79,12 +73,7 @@ class StaticTree:
 
 
 class PerStepTrees:
-    """Trees of the nodes that are most likely to be accepted, chosen at every step for every row by the drafter.
-
-    Args:
-        proposer: the drafter.
-        policy: the number of nodes.
-    """
+    """Trees of the nodes that are most likely to be accepted, chosen at every step for every row by the drafter."""
 
     tree = None
 
@@ -110,15 +99,7 @@ def trees_for(
 ) -> TreeSource:
     """The trees of a decoder. The tree of the root alone, plain decoding, runs neither drafter, heads nor draft model.
 
-    Args:
-        base: the base model.
-        heads: its draft heads; None where the drafter has none, and for the one-node tree.
-        plan: a tree, its compiled form, or a policy.
-        drafter: the record that the plan was made for, or a `Proposer`; None for a tree of the `heads` drafter.
-        draft: the draft model of the record; None where it has none.
-
-    Raises:
-        TreeoptError: as `check_plan`, `proposer_for` and `StaticTree`.
+    `drafter` is the record that the plan was made for, or a `Proposer`; None for a tree of the `heads` drafter.
     """
     if isinstance(drafter, Drafter) or drafter is None:
         if not isinstance(plan, Buffers):
@@ -147,10 +128,7 @@ def untrained(base: Base) -> tuple[TreePolicy, Drafter]:
 def proposer_for(base: Base, heads: MedusaHeads | None, drafter: Drafter | None, draft: Base | None = None) -> Proposer:
     """The `Proposer` of a drafter record and a model; of the `heads` drafter without a record.
 
-    Raises:
-        TreeoptError: E101 where heads are needed and none are given, E212, E213 and E223 where heads, draft model or
-            record do not fit.
-        ValueError: where heads and a draft model are given, or a draft model without a record.
+    ValueError where heads and a draft model are given, or a draft model without a record.
     """
     if draft is not None:
         if heads is not None or drafter is None:
@@ -165,11 +143,9 @@ def proposer_for(base: Base, heads: MedusaHeads | None, drafter: Drafter | None,
 
 
 def check_plan(plan: Plan, drafter: Drafter | None) -> None:
-    """Check a tree or policy against its drafter before any model is loaded.
+    """Raise E223, E101 or E102 where a plan was made for another drafter, or has levels or ranks that it lacks.
 
-    Raises:
-        TreeoptError: E223 where the plan was made for another drafter, or for one and none is given; E101, E102 where a
-            tree has levels or ranks that its drafter does not have.
+    No model is needed.
     """
     if plan.drafter and (drafter is None or drafter.id != plan.drafter):
         given = "none was given" if drafter is None else f"the one given is {drafter.id}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +23,12 @@ from treeopt.models.logits import rows_at_once
 from treeopt.policy import STEP_SIZES
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import answer_logits, hidden_states
-from treeopt.traces import TARGET_RANKS, joined
+from treeopt.traces import TARGET_RANKS
 
+BASE = "base"  # the source of the root of every step, which is the base model's own token
 _PLACES = 253  # indices in a per-step tree that are stored; larger ones are misses
 _ENDED = -5  # beyond the end of a text; differs from every token and from the padding of drafters
+_Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -55,24 +58,13 @@ class TextTraces:
         ranks: uint8 [G, L].
         steps: traces of its per-step trees; None where they were not traced.
         target: the target's probabilities of the candidates; None without a target.
+        entropy: float32 [G], entropy in nats of the target at each position; None without a target.
     """
 
     ranks: Ranks
     steps: StepTraces | None = None
     target: TargetTraces | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Positions:
-    """Positions of texts as the rows of one step.
-
-    Args:
-        session: of the drafter, after `begin`.
-        true: int64 [n, L], the tokens after each root; negative past the end of the text.
-    """
-
-    session: ProposerSession
-    true: Ints
+    entropy: NDArray[np.float32] | None = None
 
 
 @torch.inference_mode()
@@ -92,7 +84,7 @@ def trace_texts(
 
     Args:
         base: the base model.
-        proposers: the drafter of each text.
+        proposers: the drafter of each text; texts in a row with the same one are traced together.
         texts: prompts and answers.
         top_k: ranks that are stored.
         step_depth: depth of the traced per-step trees; 0 traces none.
@@ -103,108 +95,26 @@ def trace_texts(
     """
     states = hidden_states(base, texts)
     traced: list[TextTraces] = []
-    while len(traced) < len(texts):
-        first = len(traced)
-        run = slice(first, _end_of_run(proposers, first))
-        count = 0 if target is None else target.count
+    count = 0 if target is None else target.count
+    for _, group in itertools.groupby(range(len(texts)), key=lambda i: id(proposers[i])):
+        numbers = list(group)
+        run = slice(numbers[0], numbers[-1] + 1)
         found = [
-            _trace(positions, top_k, step_depth, count)
-            for positions in positions_of(proposers[first], texts[run], states[run])
+            _trace(session, true, top_k, step_depth, count)
+            for session, true in positions_of(proposers[run.start], texts[run], states[run])
         ]
-        ends = np.cumsum([len(text.answer) for text in texts[run]])[:-1]
-        whole = _PositionTraces.joined(found)
-        parts = itertools.starmap(slice, itertools.pairwise([0, *ends.tolist(), None]))
-        traced += [
-            _finished(base, text, whole.rows(part), target) for text, part in zip(texts[run], parts, strict=True)
-        ]
+        whole = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+        ends = np.cumsum([len(text.answer) for text in texts[run]]).tolist()
+        for text, first, end in zip(texts[run], [0, *ends], ends, strict=False):
+            traced.append(_finished(base, text, {name: array[first:end] for name, array in whole.items()}, target))
     return traced
-
-
-@dataclass(frozen=True, eq=False)
-class _PositionTraces:
-    """Traces of some positions.
-
-    Args:
-        ranks: uint8 [n, L].
-        steps: traces of per-step trees; None where they were not traced.
-        candidates: int64 [n, L, R], the best candidates of each level; R is 0 without a target.
-        places: uint8 [n, L, R], as `TargetTraces.places`; None where `steps` is.
-    """
-
-    ranks: Ranks
-    steps: StepTraces | None
-    candidates: Ints
-    places: Ranks | None
-
-    def rows(self, part: slice) -> _PositionTraces:
-        steps, places = self.steps, self.places
-        return _PositionTraces(
-            self.ranks[part],
-            None if steps is None else steps.rows(part),
-            self.candidates[part],
-            None if places is None else places[part],
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[_PositionTraces]) -> _PositionTraces:
-        places = [part.places for part in parts if part.places is not None]
-        return cls(
-            np.concatenate([part.ranks for part in parts]),
-            joined([part.steps for part in parts]),
-            np.concatenate([part.candidates for part in parts]),
-            np.concatenate(places) if places else None,
-        )
-
-
-def _finished(base: Base, text: Text, part: _PositionTraces, target: Target | None) -> TextTraces:
-    """The traces of one text."""
-    if target is None:
-        return TextTraces(part.ranks, part.steps)
-    logits = answer_logits(base, text)
-    probability = _probabilities(logits, torch.from_numpy(part.candidates).to(logits.device), target)
-    traces = TargetTraces(probability.to(torch.float16).numpy(force=True), part.places)
-    return TextTraces(part.ranks, part.steps, traces)
-
-
-def _probabilities(logits: Tensor, candidates: Tensor, target: Target) -> Tensor:
-    """The target's probability of each candidate at its position, by a few positions.
-
-    Args:
-        logits: float [G, V], of the model at the positions of the answer.
-        candidates: int64 [G, L, R]; those of level h in row i may follow answer token i + h - 1; -1 is none.
-        target: the target.
-
-    Returns:
-        float32 [G, L, R], 0 past the end of the text.
-    """
-    found = candidates.new_zeros(candidates.shape, dtype=torch.float32)
-    first, levels = 0, candidates.shape[1]
-    for part in torch.split(logits, rows_at_once(logits.shape[-1])):
-        probability = target.scores(part).log_softmax(-1).exp()
-        end = first + len(part)
-        for level in range(1, levels + 1):
-            begin = max(first, level)  # the candidates of the first `level` positions would begin before the answer
-            if begin < end:
-                tokens = candidates[begin - level : end - level, level - 1]
-                known = probability[begin - first :].gather(1, tokens.clamp(min=0))
-                found[begin - level : end - level, level - 1] = torch.where(tokens < 0, 0, known)
-        first = end
-    return found
-
-
-def _end_of_run(proposers: Sequence[Proposer], first: int) -> int:
-    """The end of the texts from `first` on that have the same drafter, which are traced together."""
-    end = first + 1
-    while end < len(proposers) and proposers[end] is proposers[first]:
-        end += 1
-    return end
 
 
 @torch.inference_mode()
 def positions_of(
     proposer: Proposer, texts: Sequence[Text], states: Sequence[Tensor], chosen: NDArray[np.bool_] | None = None
-) -> Iterator[Positions]:
-    """The positions of the texts' answers as steps, a few at a time.
+) -> Iterator[tuple[ProposerSession, Ints]]:
+    """The positions of the texts' answers as rows of begun sessions, a few at a time, with the true tokens [n, L].
 
     Args:
         proposer: the drafter.
@@ -228,32 +138,32 @@ def positions_of(
         roots = [text[end - 1] for text, ends_of in zip(tokens, rows, strict=True) for end in ends_of]
         session.begin(torch.tensor(roots, device=hidden.device), hidden[part])
         session.check_finite()
-        yield Positions(session, true[part])
+        yield session, true[part]
 
 
 def _true(text: Text, depth: int) -> Ints:
-    """int64 [G, depth]: the tokens after each token of the answer."""
+    """int64 [G, depth]: the tokens after each token of the answer; negative past its end."""
     tokens = np.concatenate([text.answer, np.full(depth, _ENDED)]).astype(np.int64)
     return np.lib.stride_tricks.sliding_window_view(tokens, depth + 1)[:, 1:]
 
 
-def _trace(positions: Positions, top_k: int, step_depth: int, count: int) -> _PositionTraces:
-    """Traces of these positions, with so many candidates of each level."""
-    true = positions.true
-    rank, confidence = positions.session.trace(true, confidence=bool(step_depth))
-    ranks = np.where(true < 0, NONE, np.where(rank < top_k, rank, MISS)).astype(np.uint8)
-    candidates = positions.session.candidates(true, count) if count else np.zeros((*true.shape, 0), np.int64)
-    if not step_depth:
-        return _PositionTraces(ranks, None, candidates, None)
-    tree = positions.session.expand(_PLACES + 1, min(step_depth, true.shape[1]))
-    nodes = node_ranks(tree, true)
-    steps = StepTraces(
-        np.where(true < 0, NONE, _stored(nodes, tree)).astype(np.uint8),
-        expected_tokens(tree.log_probability),
-        np.exp(confidence).astype(np.float16),
-    )
-    places = _stored(child_ranks(tree, nodes, count), tree).astype(np.uint8) if count else None
-    return _PositionTraces(ranks, steps, candidates, places)
+def _trace(session: ProposerSession, true: Ints, top_k: int, step_depth: int, count: int) -> _Arrays:
+    """The arrays of traces of these positions by name, with `count` candidates of each level."""
+    rank, confidence = session.trace(true, confidence=bool(step_depth))
+    found: dict[str, NDArray[Any]] = {
+        "ranks": np.where(true < 0, NONE, np.where(rank < top_k, rank, MISS)).astype(np.uint8)
+    }
+    if count:
+        found["candidates"] = session.candidates(true, count)
+    if step_depth:
+        tree = session.expand(_PLACES + 1, min(step_depth, true.shape[1]))
+        nodes = node_ranks(tree, true)
+        found["node_rank"] = np.where(true < 0, NONE, _stored(nodes, tree)).astype(np.uint8)
+        found["expected_tokens"] = expected_tokens(tree.log_probability)
+        found["confidence"] = np.exp(confidence).astype(np.float16)
+        if count:
+            found["places"] = _stored(child_ranks(tree, nodes, count), tree).astype(np.uint8)
+    return found
 
 
 def _stored(nodes: Ints, tree: Expansion) -> Ints:
@@ -261,15 +171,51 @@ def _stored(nodes: Ints, tree: Expansion) -> Ints:
     return np.where(nodes <= min(_PLACES, tree.tokens.shape[1]), nodes, MISS)
 
 
-def node_ranks(expansion: Expansion, true: Ints) -> Ints:
-    """The index of each prefix of a true continuation among the nodes of its row's tree, the likeliest first.
+def _finished(base: Base, text: Text, found: _Arrays, target: Target | None) -> TextTraces:
+    """The traces of one text."""
+    steps = None
+    if "node_rank" in found:
+        steps = StepTraces(found["node_rank"], found["expected_tokens"], found["confidence"])
+    if target is None:
+        return TextTraces(found["ranks"], steps)
+    logits = answer_logits(base, text)
+    probability, entropy = _probabilities(logits, torch.from_numpy(found["candidates"]).to(logits.device), target)
+    traces = TargetTraces(probability.to(torch.float16).numpy(force=True), found.get("places"))
+    return TextTraces(found["ranks"], steps, traces, entropy.numpy(force=True))
+
+
+def _probabilities(logits: Tensor, candidates: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+    """The target's probability of each candidate at its position, and its entropy in nats; a few positions at a time.
 
     Args:
-        expansion: n nodes for each row.
-        true: int64 [B, D], the tokens that followed the root; negative beyond the end of the text.
+        logits: float [G, V], of the model at the positions of the answer.
+        candidates: int64 [G, L, R]; those of level h in row i may follow answer token i + h - 1; -1 is none.
+        target: the target.
 
     Returns:
-        int64 [B, D]: 1 .. n; n + 1 where it is not in the tree.
+        float32 [G, L, R], 0 past the end of the text; float32 [G].
+    """
+    found = candidates.new_zeros(candidates.shape, dtype=torch.float32)
+    entropies: list[Tensor] = []
+    first, levels = 0, candidates.shape[1]
+    for part in torch.split(logits, rows_at_once(logits.shape[-1])):
+        probability = target.scores(part).log_softmax(-1).exp()
+        entropies.append(torch.special.entr(probability).sum(-1))
+        end = first + len(part)
+        for level in range(1, levels + 1):
+            begin = max(first, level)  # the candidates of the first `level` positions would begin before the answer
+            if begin < end:
+                tokens = candidates[begin - level : end - level, level - 1]
+                known = probability[begin - first :].gather(1, tokens.clamp(min=0))
+                found[begin - level : end - level, level - 1] = torch.where(tokens < 0, 0, known)
+        first = end
+    return found, torch.cat(entropies)
+
+
+def node_ranks(expansion: Expansion, true: Ints) -> Ints:
+    """int64 [B, D]: the index of each prefix of the true tokens [B, D] among the n nodes of its row's tree, from 1.
+
+    n + 1 where it is not in the tree; negative tokens are beyond the end of the text.
     """
     missing = expansion.tokens.shape[1] + 1
     numbers = np.arange(1, missing)
@@ -283,17 +229,9 @@ def node_ranks(expansion: Expansion, true: Ints) -> Ints:
 
 
 def child_ranks(expansion: Expansion, nodes: Ints, count: int) -> Ints:
-    """The index of the candidates of each level after the true tokens among the nodes of their row's tree.
+    """int64 [B, D, R]: as `node_ranks` (of true tokens: `nodes`), of the best R candidates of each level after them.
 
     The children of a node are its best candidates, in their order.
-
-    Args:
-        expansion: n nodes for each row.
-        nodes: int64 [B, D], `node_ranks` of the true tokens.
-        count: R, candidates of each level.
-
-    Returns:
-        int64 [B, D, R]: 1 .. n; n + 1 where the candidate is not in the tree.
     """
     missing = expansion.tokens.shape[1] + 1
     found = np.full((*nodes.shape, count), missing)
@@ -314,16 +252,21 @@ def expected_tokens(log_probability: Floats) -> Floats:
     return (1 + total[:, [min(size, total.shape[1]) - 1 for size in STEP_SIZES]]).astype(np.float32)
 
 
-BASE = "base"  # of the root of every step, which is the base model's own token
-
-
 @torch.inference_mode()
 def draft_sources(
     base: Base, proposer: Proposer, prompt: Sequence[int], steps: Sequence[Sequence[int]]
 ) -> list[list[Mapping[str, int]]]:
     """The sources of the accepted drafts of each step, by a teacher-forced pass over the finished text.
 
-    The decoder is not slowed by it. In float32 the pass gives the logits of decoding up to rounding, as tracing does.
+    A drafter joins the lists of its sources and scores each token once, so a draft has no single author: every source
+    is given that had the token, with the token's rank in its own list. In the order in which candidates are collected:
+
+        head, LM head, draft model    the likeliest tokens of logits
+        n-gram                        successors of the longest stored context, in the n-gram table
+        frequent                      the most frequent tokens, where there are no logits, or no stored contexts
+        lookup                        the token that followed the latest longest match in the text so far
+        text                          the tokens with the most votes of all matches in the text so far
+        drafter                       a `Proposer` of the caller, whose sources are not known
 
     Args:
         base: the base model.
@@ -332,11 +275,8 @@ def draft_sources(
         steps: the tokens of each step, its root first.
 
     Returns:
-        For each step and each of its tokens after the root, the rank of the token in the list of every source that has
-        it. Empty where no source has it, which only rounding can cause.
-
-    Raises:
-        TreeoptError: E504 where states or scores are not finite.
+        For each step and each of its tokens after the root, rank by source; empty where no source has the token, which
+        only rounding can cause.
     """
     answer = [token for step in steps for token in step]
     if not proposer.depth or len(answer) == len(steps):
@@ -346,9 +286,6 @@ def draft_sources(
     chosen[np.cumsum([0, *(len(step) for step in steps[:-1])])] = True
     [states] = hidden_states(base, [text])
     roots = states[torch.from_numpy(chosen).to(states.device)]
-    found = [
-        row
-        for positions in positions_of(proposer, [text], [roots], chosen)
-        for row in positions.session.sources(positions.true)
-    ]
+    parts = positions_of(proposer, [text], [roots], chosen)
+    found = [row for session, true in parts for row in session.sources(true)]
     return [list(row[: len(step) - 1]) for row, step in zip(found, steps, strict=True)]
