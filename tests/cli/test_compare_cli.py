@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
-from program import error_number, treeopt, treeopt_json
+from program import treeopt, treeopt_json
 
 from treeopt.cli.app import program
-from treeopt.cli.compare_command import as_bars, as_csv
+from treeopt.cli.compare_command import as_bars
 from treeopt.evaluate.comparison import METHODS, CompareOptions, Comparison, Figures, Row
 from treeopt.evaluate.metrics import Spread
 from treeopt.view.charts import Bar, bars_figure, render_bars
@@ -75,8 +73,8 @@ def test_one_repeat_has_no_quartiles(load: float, busy: bool, monkeypatch: pytes
 
 def test_several_dtypes() -> None:
     """A table and a result for each; in half precision equal texts are counted, and none is called lossless."""
-    given = ("compare", *QUICK, "--methods", "recycling", "--dtype", "float32,bfloat16", "--csv", "d.csv")
-    text = treeopt(*given, "--force").stdout
+    given = ("compare", *QUICK, "--methods", "recycling", "--dtype", "float32,bfloat16")
+    text = treeopt(*given).stdout
     one, other = text.split("equal in bfloat16: ")
     assert "\tlossless\n" in one
     assert "equal in bfloat16" in one
@@ -85,9 +83,8 @@ def test_several_dtypes() -> None:
     assert re.search(r"^fastest, plain decoding: b?float\d\d, autoregressive, [\d.]+ tokens/s$", other, re.MULTILINE)
     assert re.search(r"^fastest, recommended: b?float\d\d, .*, [\d.]+ tokens/s$", other, re.MULTILINE)
     both = {"float32", "bfloat16"}
-    assert {line["setting"] for line in csv.DictReader(Path("d.csv").read_text().splitlines())} == both
-    assert treeopt_json(*given, "--force")["settings"].keys() == both
-    assert "--nproc takes one --dtype" in treeopt(*given, "--force", "--nproc", "2", status=2).stderr
+    assert treeopt_json(*given)["settings"].keys() == both
+    assert "--nproc takes one --dtype" in treeopt(*given, "--nproc", "2", status=2).stderr
 
 
 def test_methods_that_cannot_run_say_why() -> None:
@@ -102,33 +99,15 @@ def test_methods_that_cannot_run_say_why() -> None:
 
 
 def test_table_and_files() -> None:
-    """The table has a line a method; CSV and picture are written, and only the picture is replaced without --force."""
-    given = ("compare", *QUICK, "--methods", "recycling", "--svg", "c.svg", "--csv", "c.csv")
+    """The table has a line a method; the picture is written, and replaced without --force."""
+    given = ("compare", *QUICK, "--methods", "recycling", "--svg", "c.svg")
     text = treeopt(*given).stdout
     assert re.search(r"^autoregressive\t1\t1\.000\t\d+ .*\tyes$", text, flags=re.MULTILINE)
     assert re.search(r"^token recycling, published tree\t81\t\d\.\d{3}\t", text, flags=re.MULTILINE)
     assert "learned from 2 prompts, judged on 2 other texts" in text
     assert "token recycling" in Path("c.svg").read_text()
-    assert error_number(treeopt(*given, status=3)) == "E202"
-    assert len(list(csv.DictReader(Path("c.csv").read_text().splitlines()))) == 4
     treeopt("compare", *QUICK, "--methods", "generate", "--svg", "c.svg")
     assert "token recycling" not in Path("c.svg").read_text()
-
-
-def test_csv_has_all_texts_and_the_parts() -> None:
-    """One line for all texts, one a category and turn; a method that was left out has its reason."""
-    lines = list(csv.DictReader(as_csv([made()]).splitlines()))
-    named = [(line["method"], line["category"]) for line in lines]
-    assert named == [
-        ("autoregressive", "all"),
-        *(("ngram, static", part) for part in ("all", "a", "b", "turn 1", "turn 2")),
-        ("model", "all"),
-    ]
-    whole, part = lines[1], lines[3]
-    assert (whole["speedup"], whole["speedup_low"], whole["speedup_high"]) == ("1.5", "1.4", "1.625")
-    assert (whole["lossless"], whole["same_texts"], whole["texts"]) == ("False", "2", "3")
-    assert (part["mean_acceptance_length"], part["tokens_per_second"]) == ("1.25", "")
-    assert (lines[-1]["left_out"], lines[-1]["texts"]) == ("no draft model", "")
 
 
 def test_picture_holds_every_figure_and_is_the_same_again() -> None:
@@ -177,7 +156,6 @@ def test_bar_that_was_not_timed_is_drawn() -> None:
         (("--nodes", "255"), 2, "nodes"),
         (("--repeats", "0"), 2, "repeats"),
         (("--svg", "c.png"), 3, ".svg"),
-        (("--csv", "c.txt"), 3, ".csv"),
         (("--model", "somewhere"), 2, "--prompts"),
     ],
 )
@@ -192,13 +170,6 @@ def test_help_lists_all_methods() -> None:
     shown = re.search(r"Comma- ?separated, of: (.*?); the first two", text)
     assert shown is not None
     assert shown[1].split() == list(METHODS)
-
-
-def test_inputs_are_never_replaced() -> None:
-    """The prompts to learn from are an input."""
-    Path("p.csv").write_text("x\n")
-    result: Any = treeopt("compare", "--prompts-learn", "p.csv", "--csv", "p.csv", "--force", status=3)
-    assert error_number(result) == "E204"
 
 
 def test_defaults_of_the_command_are_those_of_the_library() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def test_learn_recommends_it(captures: Any, monkeypatch: pytest.MonkeyPatch, tmp
     assert "float32, compiled on cpu" in compiled.stderr
 
 
-def test_compare_does_both(captures: Any, tmp_path: Path) -> None:
+def test_compare_does_both(captures: Any) -> None:
     """A table for each way; the texts and tokens per step are the same, and the fastest way is named."""
     line = (
         "compare",
@@ -56,19 +56,17 @@ def test_compare_does_both(captures: Any, tmp_path: Path) -> None:
         "--methods",
         "recycling",
         "--compile",
-        "--csv",
-        tmp_path / "c.csv",
     )
     text = treeopt(*line).stdout
     assert captures.frame_count == 3  # one node, 16 and 81
-    rows = list(csv.DictReader((tmp_path / "c.csv").read_text().splitlines()))
+    settings = json.loads(treeopt(*line, "--json").stdout)["settings"]
     eager, compiled = (
-        [(row["method"], row["mean_acceptance_length"], row["lossless"]) for row in rows if row["setting"] == setting]
+        [(row["method"], row["mean_acceptance_length"], row["lossless"]) for row in settings[setting]["rows"]]
         for setting in ("float32", "float32, compiled")
     )
     assert len(eager) == 4
     assert eager == compiled
-    assert {lossless for *_, lossless in compiled} == {"True"}
+    assert {lossless for *_, lossless in compiled} == {True}
     assert re.search(r"^fastest, recommended: float32.*, [\d.]+ tokens/s$", text, re.MULTILINE)
     assert "--nproc takes one --dtype, and no --compile" in treeopt(*line, "--force", "--nproc", "2", status=2).stderr
 

@@ -42,7 +42,7 @@ def test_every_command_that_writes_has_force() -> None:
     for name in COMMANDS:
         command: click.Command = importlib.import_module(f"treeopt.cli.{name}_command").command
         options = {option for parameter in command.params for option in parameter.opts}
-        writes = {"--output", "--svg", "--csv"} & options
+        writes = {"--output", "--svg"} & options
         assert bool(writes) == ("--force" in options), name
 
 

@@ -206,7 +206,6 @@ def test_wrong_suffix_names_the_option() -> None:
     assert "--chart same.svg" in treeopt(*LLAMA, "--chart", "same.png", status=3).stderr
     assert "-o same.yaml" in treeopt(*LLAMA, "-o", "same.png", status=3).stderr
     assert "--svg same.svg" in treeopt("compare", "--svg", "same.png", status=3).stderr
-    assert "--csv same.csv" in treeopt("compare", "--csv", "same.txt", status=3).stderr
 
 
 def test_warnings_of_memory_and_context() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
-import io
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,14 +30,11 @@ from treeopt.cli.options import (
 from treeopt.cli.processes import division_of, is_one_of_several, nproc_option
 from treeopt.defaults import STEP_SIZES
 from treeopt.errors import counted
-from treeopt.files.atomic import write_text
 from treeopt.files.bundled import POCKET_DRAFT
-from treeopt.files.configurations import write_note
 from treeopt.files.outputs import PICTURE, write_marked
 
 if TYPE_CHECKING:
     from treeopt.evaluate.comparison import Comparison, Figures, Row
-    from treeopt.evaluate.metrics import Spread
     from treeopt.view.charts import Bar
 
 _METHODS_HELP = (
@@ -77,7 +72,6 @@ _METHODS_HELP = (
 @compile_option
 @nproc_option
 @click.option("--svg", help="Write bars of the speedups.")
-@click.option("--csv", help="Write the figures, by category too.")
 @force_option
 def run(console: Console, **options: Any) -> None:
     """Compare methods of speculative decoding on your model and prompts: tokens per step, speed, lossless or not.
@@ -95,7 +89,9 @@ def run(console: Console, **options: Any) -> None:
     where no method is faster by 2 %. With --dtype float32,bfloat16 all of this is done in both, one after the other,
     and with --compile in each of them again, with compiled forwards over trees.
     """
-    _check_files(options)
+    if options["svg"] is not None:
+        check_outputs(options, options["svg"], kind=PICTURE)
+        check_suffix(options["svg"], ".svg", option="--svg")
     source, dtypes = chosen_prompts(options), dtypes_of(options)
     check_inputs()
     chosen = _settings(options)
@@ -126,37 +122,18 @@ def run(console: Console, **options: Any) -> None:
         found.append(one)
     if len(found) > 1:
         _report_settings(console, found)
-    _write(console, options, found, f"{base.name}, {options['nodes']} nodes")
+    if options["svg"] is not None:
+        from treeopt.view.charts import render_bars
+
+        picture = render_bars(as_bars(found), f"{base.name}, {options['nodes']} nodes")
+        write_marked(options["svg"], picture, PICTURE, console.configuration)
+        console.note(f"wrote {options['svg']}")
     parts = {one.setting: _as_json(one) for one in found}
     result = parts[found[0].setting] if len(parts) == 1 else {"settings": parts}
     console.result({**result, **origin_of(base, loaded, draft)})
 
 
 command = run
-
-
-def _check_files(options: Mapping[str, Any]) -> None:
-    """Check that the files to write may be written."""
-    from treeopt.files.outputs import check_distinct
-
-    for name, suffix, kind in (("svg", ".svg", PICTURE), ("csv", ".csv", None)):
-        if options[name] is not None:
-            check_outputs(options, options[name], kind=kind)
-            check_suffix(options[name], suffix, option=f"--{name}")
-    check_distinct(options["svg"], options["csv"])
-
-
-def _write(console: Console, options: Mapping[str, Any], found: Sequence[Comparison], title: str) -> None:
-    """Write the picture and the figures of all settings."""
-    if options["svg"] is not None:
-        from treeopt.view.charts import render_bars
-
-        write_marked(options["svg"], render_bars(as_bars(found), title), PICTURE, console.configuration)
-        console.note(f"wrote {options['svg']}")
-    if options["csv"] is not None:
-        write_text(options["csv"], as_csv(found))
-        write_note(options["csv"], console.configuration)
-        console.note(f"wrote {options['csv']}")
 
 
 def _warn_busy(console: Console) -> None:
@@ -227,32 +204,34 @@ def _report(console: Console, found: Comparison) -> None:
             texts = counted(len(found.texts) - row.same, "text")
             console.warn(f"warning: {row.method} differs on {texts}; treeopt validate finds the causes")
     gaps = [gap for row in found.rows for gap in row.gaps]
-    several = any(len(row.by_turn) > 1 for row in found.rows)
-    turns = {row.method: {f"turn {turn}": one for turn, one in row.by_turn.items()} for row in found.rows}
     console.report(
         "where a text first differs, the logits of the two tokens by one forward are "
         f"{min(gaps):.2g} to {max(gaps):.2g} apart; treeopt validate finds the causes"
         if gaps
         else None,
-        *_parts(found, "category", {row.method: row.by_category for row in found.rows}),
-        *(_parts(found, "turn", turns) if several else ()),
+        *_parts(found),
         f"not judged, as they equal learned ones: {counted(found.dropped, 'prompt')}" if found.dropped else None,
         skipped_text(found.skipped),
     )
 
 
-def _parts(found: Comparison, title: str, parts: Mapping[str, Mapping[str, Figures]]) -> Iterator[str | Table]:
-    """Tokens per step and speedup of each method by category or turn."""
-    ran = [row for row in found.rows if row.figures is not None]
-    counts = {name: one.texts for row in ran for name, one in parts[row.method].items()}
+def _parts(found: Comparison) -> Iterator[str | Table]:
+    """Tokens per step and speedup of each method by category and by turn, where there are several."""
+
+    def column(name: str, texts: int) -> Column:
+        return Column(f"{name}, {texts}", lambda pair: pair[1][name], _short)
+
+    pairs = []
+    for row in (row for row in found.rows if row.figures is not None):
+        turns = {f"turn {turn}": one for turn, one in row.by_turn.items()} if len(row.by_turn) > 1 else {}
+        pairs.append((row, {**row.by_category, **turns}))
+    counts = {name: one.texts for _, parts in pairs for name, one in parts.items()}
     if counts:
-        yield f"tokens/step (speedup) by {title}, with the number of texts:"
-        columns = (Column(f"{name}, {texts}", functools.partial(_short, parts, name)) for name, texts in counts.items())
-        yield Table((Column("method", _name), *columns), ran)
+        yield "tokens/step (speedup) by category and turn, with the number of texts:"
+        yield Table((Column("method", lambda pair: _name(pair[0])), *map(column, counts, counts.values())), pairs)
 
 
-def _short(parts: Mapping[str, Mapping[str, Figures]], name: str, row: Row) -> str:
-    figures = parts[row.method][name]
+def _short(figures: Figures) -> str:
     return f"{figures.mean_acceptance_length:.2f} ({shown(attribute(figures.speedup, 'median'), '.2f')})"
 
 
@@ -278,49 +257,6 @@ def as_bars(found: Sequence[Comparison]) -> list[Bar]:
         for row in one.rows
         if row.figures is not None
     ]
-
-
-def _ends(spread: Spread | None) -> tuple[float | None, float | None, float | None]:
-    """Median, lower and upper quartile."""
-    return (None, None, None) if spread is None else (spread.median, spread.low, spread.high)
-
-
-_COLUMNS = (
-    *("method", "nodes", "category", "texts", "mean_acceptance_length"),
-    *("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high"),
-    *("speedup", "speedup_low", "speedup_high", "lossless", "same_texts", "left_out", "setting"),
-)
-
-
-def as_csv(found: Sequence[Comparison]) -> str:
-    """One line a method for all texts, and one for each category and turn; the last column is the setting."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, _COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for one in found:
-        for line in itertools.chain.from_iterable(map(_lines, one.rows)):
-            known = {**line, "setting": one.setting}
-            writer.writerow({name: "" if value is None else value for name, value in known.items()})
-    return stream.getvalue()
-
-
-def _lines(row: Row) -> Iterator[dict[str, Any]]:
-    """The lines of a method: all texts, categories, turns."""
-    common = {"method": row.method, "nodes": row.nodes, "category": "all"}
-    if row.figures is None:
-        yield {**common, "left_out": row.left_out}
-        return
-    yield {**common, **_columns(row.figures), "lossless": row.lossless, "same_texts": row.same}
-    by_turn = {f"turn {turn}": figures for turn, figures in row.by_turn.items()} if len(row.by_turn) > 1 else {}
-    for name, figures in {**row.by_category, **by_turn}.items():
-        yield {**common, "category": name, **_columns(figures)}
-
-
-def _columns(figures: Figures) -> dict[str, Any]:
-    found = picked(figures, "texts", "mean_acceptance_length")
-    for name in ("tokens_per_second", "speedup"):
-        found |= dict(zip((name, f"{name}_low", f"{name}_high"), _ends(getattr(figures, name)), strict=True))
-    return found
 
 
 def _as_json(found: Comparison) -> dict[str, Any]:
@@ -351,6 +287,6 @@ def _figures_as_json(figures: Figures | None) -> dict[str, Any]:
     several = {name: one for name, one in spreads.items() if one is not None and one.low != one.high}
     return {
         **picked(figures, "texts", "mean_acceptance_length"),
-        **{name: _ends(spread)[0] for name, spread in spreads.items()},
-        "quartiles": {name: _ends(several[name])[1:] if name in several else None for name in spreads},
+        **{name: attribute(spread, "median") for name, spread in spreads.items()},
+        "quartiles": {name: (one.low, one.high) if (one := several.get(name)) else None for name in spreads},
     }

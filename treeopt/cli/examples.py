@@ -71,7 +71,7 @@ treeopt validate --heads FasterDecoding/medusa-vicuna-7b-v1.3 --tree tree.yaml -
 # all methods on the built-in model
 treeopt compare --svg methods.svg
 # some methods on your model and prompts
-treeopt compare --model Qwen/Qwen3-0.6B --prompts prompts.jsonl --methods lookup,ngram --csv methods.csv
+treeopt compare --model Qwen/Qwen3-0.6B --prompts prompts.jsonl --methods lookup,ngram --svg methods.svg
 # the built-in model with its heads
 treeopt generate "Once upon a time" --tree mc_sim_7b_63
 # a prompt from a pipe, sampled

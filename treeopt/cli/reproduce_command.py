@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
 import io
 import json
@@ -113,7 +112,7 @@ def _checked(file: Path, mapping: Mapping[str, str]) -> dict[str, dict[str, Any]
         raise TreeoptError(Code.FILE_INVALID, what, why="another version wrote it, or Python code", fix=lines)
     if file.suffix == ".svg" and "compare" in stored:
         what = f"{file} is a picture of measured seconds, which are never the same again"
-        raise TreeoptError(Code.FILE_INVALID, what, fix="reproduce the .csv file, or the result of --json")
+        raise TreeoptError(Code.FILE_INVALID, what, fix="reproduce the result of --json")
     made = {
         name: {key: value if name == MADE_BY else _mapped(value, mapping) for key, value in options.items()}
         for name, options in stored.items()
@@ -206,7 +205,7 @@ def _outputs(file: Path, name: str, content: Content, folder: Path, adapter: boo
     shard = ["--shard", f"{content['shard']}/{content['shards']}"] if content.get("schema") in _SHARDS else []
     learned = content.get("provenance.drafter") == f"{file.stem}{_DRAFTER_SUFFIX}"
     target = inside if learned else beside
-    return [*shard, "--csv" if name == "compare" else "--output", str(target)], target
+    return [*shard, "--output", str(target)], target
 
 
 def _run(console: Console, name: str, words: list[str], *, keep: bool) -> str:
@@ -284,11 +283,9 @@ def _values(path: Path, raw: bytes) -> Content:
         text = raw.decode()
         if path.suffix == ".json":
             return _flat(json.loads(text))
-        if path.suffix == ".csv":
-            return _flat(list(csv.DictReader(io.StringIO(text))))
         lines = [line for line in text.splitlines() if not line.startswith(_COMMENTS)]
         return {f"line {i}": line for i, line in enumerate(lines, start=1)}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error):  # another format
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # another format
         return {"bytes": hashlib.sha256(raw).hexdigest()}
 
 
