@@ -62,12 +62,7 @@ def adjacency_text(tree: Tree) -> str:
 
 
 def tree_of_adjacency(data: Mapping[Any, Any], fault: Fault) -> Tree:
-    """The tree of an adjacency mapping.
-
-    Raises:
-        TreeoptError: E206 where ids are not numbers in strings, out of range, used twice, in a cycle, or not numbered
-            level by level; where the tree is too deep.
-    """
+    """The tree of a token tree; E206 where ids are no numbers in strings, out of range, used twice or out of order."""
     children: dict[int, list[int]] = {}
     for key, listed in data.items():
         if not isinstance(listed, (list, tuple)):
@@ -77,11 +72,7 @@ def tree_of_adjacency(data: Mapping[Any, Any], fault: Fault) -> Tree:
 
 
 def tree_of_children(children: Mapping[int, list[int]], nodes: int, fault: Fault) -> Tree:
-    """The tree of `nodes` nodes whose children are listed in the order of their ranks.
-
-    Raises:
-        TreeoptError: as `tree_of_adjacency`.
-    """
+    """The tree of `nodes` nodes whose children are listed in the order of their ranks."""
     if nodes > MAX_NODES:
         raise fault(f"has {nodes:,} nodes; a tree has {MAX_NODES:,} at most")
     large = next((node for parent, listed in children.items() for node in (parent, *listed) if node >= nodes), None)
@@ -153,11 +144,7 @@ def growmap_pt(tree: Tree) -> bytes:
 
 
 def read_growmap_pt(raw: bytes, fault: Fault) -> dict[str, Any]:
-    """The content of a .pt file, with tensors as lists; no code in it is executed.
-
-    Raises:
-        TreeoptError: E210 where it holds more than tensors, lists and numbers; E206 where it is damaged or too large.
-    """
+    """The content of a .pt file, with tensors as lists; no code in it is executed, such a file is E210."""
     import torch
 
     from treeopt.models.tensors import UNKNOWN, ordinary, refused_pickle, unpacked_size
@@ -201,11 +188,7 @@ def _refused(kind: str, fault: Fault) -> TreeoptError:
 
 
 def tree_of_growmap(content: Mapping[str, Any], fault: Fault) -> Tree:
-    """The tree of a growmap, all of whose parts must agree.
-
-    Raises:
-        TreeoptError: E206 where keys are missing or unknown, types are wrong, or parts disagree.
-    """
+    """The tree of a growmap, all of whose parts must agree."""
     _check_keys(content, fault)
     size = _size(content, fault)
     successors = content["Successors"]

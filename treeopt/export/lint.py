@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -75,7 +75,7 @@ def lint_tree(tree: GivenTree, engine: str, *, num_heads: int | None = None) -> 
     if num_heads is not None:
         check_counts(0, num_heads=num_heads)
     tree, known = as_tree(tree), ENGINES[engine]
-    found = [finding for rule in _RULES if (finding := rule(tree, known)) is not None]
+    found = [finding for finding in _broken(tree, known) if finding is not None]
     if num_heads is not None and known.drafts == HEADS_DRAFT and tree.depth > num_heads:
         deep = [path for path in tree.paths if len(path) > num_heads]
         what = f"{_named(deep)} deeper than the {num_heads} heads"
@@ -132,11 +132,7 @@ def gaps(paths: Sequence[RankPath], levels: int) -> list[RankPath]:
 
 
 def check_exportable(tree: Tree, engine: str) -> list[Finding]:
-    """The warnings of an engine about a tree.
-
-    Raises:
-        TreeoptError: E105 where the engine would refuse or misread the tree; all broken rules are listed.
-    """
+    """The warnings of an engine about a tree; E105 with all broken rules where it would refuse or misread it."""
     found = lint_tree(tree, engine)
     errors = [finding for finding in found if finding.severity == ERROR]
     if errors:
@@ -147,66 +143,52 @@ def check_exportable(tree: Tree, engine: str) -> list[Finding]:
     return found
 
 
-def _ranks(tree: Tree, engine: Engine) -> Finding | None:
-    if engine.max_rank is None or tree.max_rank <= engine.max_rank:
-        return None
-    above = [path for path in tree.paths if path[-1] > engine.max_rank]
-    what = f"{_named(above)} with a rank above {engine.max_rank}"
-    return _of_engine("rank", engine, what, _grow(engine), paths=above)
-
-
-def _depth(tree: Tree, engine: Engine) -> Finding | None:
-    if engine.max_depth is None or tree.depth <= engine.max_depth:
-        return None
-    deep = [path for path in tree.paths if len(path) > engine.max_depth]
-    what = f"{_named(deep)} deeper than {engine.max_depth} levels"
-    return _of_engine("depth", engine, what, _grow(engine), paths=deep)
-
-
-def _gaps(tree: Tree, engine: Engine) -> Finding | None:
-    missing = gaps(tree.paths, engine.contiguous)
-    if not missing:
-        return None
-    where = " on level 1" if engine.contiguous == 1 else ""
-    what = f"{_named(missing)} without the sibling of the next smaller rank{where}"
-    return _of_engine("gap", engine, what, _grow(engine), paths=missing)
-
-
-def _nodes(tree: Tree, engine: Engine) -> Finding | None:
-    if engine.max_nodes is None or tree.nodes <= engine.max_nodes:
-        return None
-    what = f"{tree.nodes:,} nodes, root counted; at most {engine.max_nodes:,} are written"
-    why = "its mask has a number for each pair of nodes"
-    return _of_engine("nodes", engine, what, f"treeopt build --nodes {engine.max_nodes}", why=why)
-
-
-def _rows(tree: Tree, engine: Engine) -> Finding | None:
-    if engine.default_drafts is None or len(tree.paths) <= engine.default_drafts:
-        return None
-    what = f"{len(tree.paths)} drafts; an engine that was built with default options holds {engine.default_drafts}"
-    fix = f"build the engine with a maximum draft length of {len(tree.paths)}, or treeopt build --nodes "
-    return _of_engine(
-        "rows", engine, what, f"{fix}{engine.default_drafts + 1}", why="more drafts are refused", severity=WARNING
-    )
-
-
-def _empty(tree: Tree, engine: Engine) -> Finding | None:
-    if tree.paths or engine.drafts == ANY_DRAFT:
-        return None
-    return _of_engine("empty", engine, "the tree has no drafts", "treeopt build --nodes 2", why="nothing is drafted")
+def _broken(tree: Tree, engine: Engine) -> Iterator[Finding | None]:
+    """A finding for each rule that is broken, and perhaps None for others."""
+    drafts = len(tree.paths)
+    if not tree.paths and engine.drafts != ANY_DRAFT:
+        yield _of_engine("empty", engine, "the tree has no drafts", "treeopt build --nodes 2", why="nothing is drafted")
+    yield _drafter(tree, engine)
+    if engine.max_rank is not None and tree.max_rank > engine.max_rank:
+        above = [path for path in tree.paths if path[-1] > engine.max_rank]
+        what = f"{_named(above)} with a rank above {engine.max_rank}"
+        yield _of_engine("rank", engine, what, _grow(engine), paths=above)
+    if missing := gaps(tree.paths, engine.contiguous):
+        where = " on level 1" if engine.contiguous == 1 else ""
+        what = f"{_named(missing)} without the sibling of the next smaller rank{where}"
+        yield _of_engine("gap", engine, what, _grow(engine), paths=missing)
+    if engine.max_depth is not None and tree.depth > engine.max_depth:
+        deep = [path for path in tree.paths if len(path) > engine.max_depth]
+        what = f"{_named(deep)} deeper than {engine.max_depth} levels"
+        yield _of_engine("depth", engine, what, _grow(engine), paths=deep)
+    if engine.max_nodes is not None and tree.nodes > engine.max_nodes:
+        what = f"{tree.nodes:,} nodes, root counted; at most {engine.max_nodes:,} are written"
+        why = "its mask has a number for each pair of nodes"
+        yield _of_engine("nodes", engine, what, f"treeopt build --nodes {engine.max_nodes}", why=why)
+    if engine.name == "eagle" and tree.depth == 1:
+        why = (
+            "its drafter takes the first of the levels below level 1, and stops with an IndexError where there is none"
+        )
+        yield _of_engine("one-level", engine, "the tree has one level", "treeopt build with more nodes", why=why)
+    if engine.name == "eagle":
+        yield _draft_rows(tree, engine)
+    most = engine.default_drafts
+    if most is not None and drafts > most:
+        what = f"{drafts} drafts; an engine that was built with default options holds {most}"
+        fix = f"build the engine with a maximum draft length of {drafts}, or treeopt build --nodes {most + 1}"
+        yield _of_engine("rows", engine, what, fix, why="more drafts are refused", severity=WARNING)
 
 
 def _drafter(tree: Tree, engine: Engine) -> Finding | None:
     """Whether the engine's drafter gives the ranks the meaning that they have in the tree."""
-    kind = _kind(tree)
-    if engine.drafts == _SAME.get(kind) or (kind == HEADS and (engine.drafts == ANY_DRAFT or not _fitted(tree))):
+    kind = drafter_name(tree.drafter, tree.source.get("drafter"))
+    fitted = bool(tree.source.get("calibration"))  # a list of paths says nothing about the drafts
+    if engine.drafts == _SAME.get(kind) or (kind == HEADS and (engine.drafts == ANY_DRAFT or not fitted)):
         return None
     if kind in _SAME and engine.drafts in (MODEL_DRAFT, EAGLE_DRAFT):
         drafts = "an EAGLE head" if engine.drafts == EAGLE_DRAFT else "a draft model"
         what = f"the ranks are of {'heads' if kind == HEADS else 'a draft model'}, and the engine drafts with {drafts}"
-        why = (
-            "the paths are read rightly, but they were not fitted to its drafts: the expected figures do not hold there"
-        )
+        why = "the paths are read rightly, but were not fitted to its drafts: the expected figures do not hold there"
         fix = "" if engine.drafts == EAGLE_DRAFT else "treeopt calibrate --draft MODEL, and treeopt build"
         return _of_engine("drafter", engine, what, fix, why=why, severity=WARNING)
     if kind == MODEL and engine.drafts == ANY_DRAFT:
@@ -219,40 +201,22 @@ def _drafter(tree: Tree, engine: Engine) -> Finding | None:
         why = "its ranks are of a draft model's tokens after each path; the engine takes them for ranks of its heads"
     fix = "treeopt calibrate --drafter heads, and treeopt build; or treeopt generate with this tree"
     if engine.drafts in (MODEL_DRAFT, EAGLE_DRAFT):
-        fix = (
-            "treeopt calibrate --drafter model, and treeopt build"
-            if kind
-            else "keep the drafter's file, which says more"
-        )
+        fix = "treeopt calibrate --drafter model, and treeopt build" if kind else "keep the drafter's file"
     return _of_engine("drafter", engine, what, fix, why=why)
 
 
-def _fitted(tree: Tree) -> bool:
-    """Whether the tree was built from traces; a list of paths says nothing about the drafts."""
-    return bool(tree.source.get("calibration"))
-
-
-def _kind(tree: Tree) -> str:
-    """The name of the tree's drafter; empty where its file is not found."""
-    if not tree.drafter:
+def drafter_name(drafter_id: str, file: str | None) -> str:
+    """The name of a drafter, as `--drafter` has it; empty where its file is not there, or is another one's."""
+    if not drafter_id:
         return HEADS
-    file = tree.source.get("drafter")
-    if file is None or not Path(file).is_file():
+    if not file or not Path(file).is_file():
         return ""
     drafter = load_drafter(file)
-    return drafter.name if drafter.id == tree.drafter else ""
-
-
-def _one_level(tree: Tree, engine: Engine) -> Finding | None:
-    if engine.name != "eagle" or tree.depth != 1:
-        return None
-    why = "its drafter takes the first of the levels below level 1, and stops with an IndexError where there is none"
-    return _of_engine("one-level", engine, "the tree has one level", "treeopt build with more nodes", why=why)
+    return drafter.name if drafter.id == drafter_id else ""
 
 
 def _draft_rows(tree: Tree, engine: Engine) -> Finding | None:
-    if engine.name != "eagle":
-        return None
+    """Nodes whose children EAGLE-1's drafter would mistake for those of another node of their level."""
     inner = [tree.paths[node - 1] for node in sorted(set(tree.parents[1:])) if node]
     parents = {path[:-1] for path in inner}
     skipped = []
@@ -262,18 +226,9 @@ def _draft_rows(tree: Tree, engine: Engine) -> Finding | None:
         skipped += [path for path in level[:last] if path not in parents]
     if not skipped:
         return None
-    what = (
-        f"{_named(skipped)} whose children have no children, before a node of the same level whose children have some"
-    )
-    why = (
-        "its drafter counts only parents of such nodes, so the drafts below the later node are those of the earlier one"
-    )
+    what = f"{_named(skipped)} whose children have no children, before a node of the level whose children have some"
+    why = "its drafter counts only parents of such nodes, so the drafts below the later node are those of the earlier"
     return _of_engine(DRAFT_ROWS, engine, what, "treeopt build --max-depth 2", why=why, paths=skipped)
-
-
-_RULES: tuple[Callable[[Tree, Engine], Finding | None], ...] = (
-    *(_empty, _drafter, _ranks, _gaps, _depth, _nodes, _one_level, _draft_rows, _rows),
-)
 
 
 def _of_engine(
@@ -329,9 +284,6 @@ def build_for(calibrations: Sequence[Calibration], job: BuildJob, *, progress: P
 
     EAGLE-1 misreads some trees of three levels and more (`draft-rows`). For it the tree is built again with one level
     less until it is read rightly.
-
-    Raises:
-        TreeoptError, ValueError: as `run_job`.
     """
     built = run_job(calibrations, job, progress=progress)
     findings = lint_tree(built.tree, job.engine) if job.engine else []
@@ -358,10 +310,7 @@ def _loss(calibrations: Sequence[Calibration], job: BuildJob, built: Built, prog
 class LintReport:
     """The rules that the tree of a file breaks.
 
-    Args:
-        tree: the tree; None where the paths are not one.
-        nodes: number of nodes, root counted; of a list that is not a tree, 1 and the number of its entries.
-        findings: the broken rules.
+    `tree` is None where the paths are not one; `nodes` is then 1 and the number of the list's entries.
     """
 
     tree: Tree | None
@@ -378,25 +327,20 @@ def lint_file(name: str, engines: Sequence[str], *, num_heads: int | None = None
     """Check the tree of a file, or of `treeopt list`, by the rules of some engines.
 
     A list of paths that is not a tree is reported with the rules that it breaks; other files must hold a tree.
-
-    Raises:
-        TreeoptError: as `treeopt.files.trees.load_tree`; E203 where a list is no literal.
     """
     entries = _entries(name)
-    if entries is not None:
-        found = lint_list(entries)
-        if found:
-            return LintReport(None, 1 + len(entries), tuple(found))
+    if found := lint_list(entries):
+        return LintReport(None, 1 + len(entries), tuple(found))
     tree = load_tree(name)
     broken = (finding for engine in engines for finding in lint_tree(tree, engine, num_heads=num_heads))
     return LintReport(tree, tree.nodes, tuple(broken))
 
 
-def _entries(name: str) -> list[object] | None:
-    """The entries of a file with a list in JSON or Python; None for any other file or name."""
+def _entries(name: str) -> list[object]:
+    """The entries of a file with a list in JSON or Python; none of any other file or name."""
     path = Path(name)
     if not path.is_file():
-        return None
+        return []
     text = read_text(path, TREE_FORMATS).decode("utf-8-sig", errors="replace")
     found = literal(path, text) if is_choices(text) else None
-    return list(found) if isinstance(found, (list, tuple)) else None
+    return list(found) if isinstance(found, (list, tuple)) else []

@@ -10,14 +10,13 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from treeopt.calibration import Calibration
 from treeopt.drafter import HEADS, MODEL
 from treeopt.engines import ANY_DRAFT, EAGLE_DRAFT, SETTINGS
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts
-from treeopt.files.drafters import load_drafter
+from treeopt.export.lint import drafter_name
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, fastest
 from treeopt.optimize.chains import (
@@ -140,10 +139,10 @@ def engine_settings(
     found = SETTINGS_OF[engine](_EngineInput(calibration, profile, drafts, nodes))
     drafters = known.trees if nodes is not None or known.chains is None else known.chains
     assert drafters is not None
-    name = drafter_name(calibration)
+    name = _drafter(calibration)
     if found.settings and not {name, ANY_DRAFT} & set(drafters):
         has = " or ".join(_NAMES[drafter] for drafter in drafters)
-        of = "a drafter whose file is not found" if name is None else f"the drafter {name}"
+        of = f"the drafter {name}" if name else "a drafter whose file is not found"
         warning = f"the calibration is of {of}, and the engine drafts with {has}: the figures do not hold there"
         found = dataclasses.replace(found, bound=OTHER_DRAFTER, warning=warning)
     return dataclasses.replace(found, engine=engine, chains=chains)
@@ -171,15 +170,8 @@ def promised(found: EngineSettings, calibration: Calibration, drafts: int | None
     return replay_chain(calibration, drafts)
 
 
-def drafter_name(calibration: Calibration) -> str | None:
-    """The drafter of a calibration by name, as `--drafter` has it; None where its file is not there."""
-    source = calibration.provenance
-    if not source.drafter_id:
-        return HEADS
-    if not source.drafter or not Path(source.drafter).is_file():
-        return None
-    drafter = load_drafter(source.drafter)
-    return drafter.name if drafter.id == source.drafter_id else None
+def _drafter(calibration: Calibration) -> str:
+    return drafter_name(calibration.provenance.drafter_id, calibration.provenance.drafter)
 
 
 def _chain(
@@ -207,7 +199,7 @@ def _chain(
 
 def _vllm(given: _EngineInput) -> EngineSettings:
     table = "num_speculative_tokens_per_batch_size"
-    method = _METHODS.get(drafter_name(given.calibration) or "")
+    method = _METHODS.get(_drafter(given.calibration))
     by_batch = method != _METHODS[HEADS]  # its proposer asserts one length: with a table vLLM stops
     with_table = by_batch and given.several
 
