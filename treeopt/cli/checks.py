@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,76 +86,15 @@ INPUT_OPTIONS = (
 
 
 def check_inputs() -> None:
-    """Raise the error of a reader for an input that is missing.
-
-    Commands that load a model call it after their usage errors, before they import libraries that take seconds.
-
-    Only names that can be nothing but a path are looked up; hubs, named sets and data sets are left to the commands.
-    """
+    """Raise E201 for an input that can be nothing but a path and is missing, before libraries that take seconds."""
     from treeopt.models.hub import here, looks_local
 
     parameters = click.get_current_context().params
-    given = {one: several(parameters.get(one)) for one in INPUT_OPTIONS}
-    for option, name in ((one, str(name)) for one, names in given.items() for name in names if name):
-        path = here(name)
-        if path is None and looks_local(name):
-            _READ.get(option, _read_nothing)(name)
-        elif path is not None and option in _PROMPTS:
-            _check_prompts(path)
-
-
-def _read_nothing(_name: str) -> None:
-    """The command itself refuses the name."""
-
-
-def _read_prompts(name: str) -> None:
-    from treeopt.texts.prompts import read_rows
-
-    read_rows(name, limit=1)
-
-
-def _check_prompts(path: Path) -> None:
-    """Read a file that is no file of prompts, which raises the error."""
-    from treeopt.files.read import MOST_TEXT
-    from treeopt.texts.prompts import FORMATS
-
-    if path.suffix.lower() not in FORMATS or (path.is_file() and path.stat().st_size > MOST_TEXT):
-        _read_prompts(os.fspath(path))
-
-
-def _read_tree(name: str) -> None:
-    from treeopt.files.policies import load_plan
-
-    load_plan(name)
-
-
-def _read_drafter(name: str) -> None:
-    from treeopt.files.drafters import load_drafter
-
-    load_drafter(name)
-
-
-def _read_heads(name: str) -> None:
-    from treeopt.models.hub import find_heads
-
-    find_heads(name, ())
-
-
-def _read_base(name: str, option: str = "--model") -> None:
-    from treeopt.models.hub import find_base
-
-    find_base(name, option)
-
-
-_PROMPTS = ("prompts", "prompts_learn", "responses", "exclude", "data")
-_READ: dict[str, Callable[[str], None]] = {
-    **dict.fromkeys(_PROMPTS, _read_prompts),
-    "tree": _read_tree,
-    "drafter": _read_drafter,
-    "heads": _read_heads,
-    "model": _read_base,
-    "draft": functools.partial(_read_base, option="--draft"),
-}
+    for option in INPUT_OPTIONS:
+        for name in several(parameters.get(option)):
+            if name and here(str(name)) is None and looks_local(str(name)):
+                fix = "correct the path; names of the hub are OWNER/NAME"
+                raise TreeoptError(Code.FILE_MISSING, f"there is no {name}", at=option_of(option), fix=fix)
 
 
 def input_names(context: click.Context) -> list[str]:
