@@ -17,6 +17,9 @@ class Torn:
         self.stream.close()
     def __getattr__(self, name):
         return getattr(self.stream, name)
+    def writelines(self, parts):
+        for part in parts:
+            self.write(part)
     def write(self, content):
         global left
         self.stream.write(content[:left])

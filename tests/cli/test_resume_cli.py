@@ -199,7 +199,7 @@ def test_outputs_in_use_are_known_before_a_model_is_loaded() -> None:
 
 def test_other_texts_than_given_are_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     """A calibration that has other texts than those of its prompts, or longer ones, is not written."""
-    whole = pipeline_module.answered
+    whole = pipeline_module._answered
 
     def changed(change: Callable[[list[Text]], list[Text]]) -> Callable[..., Any]:
         def answer(*arguments: Any) -> Any:
@@ -214,9 +214,9 @@ def test_other_texts_than_given_are_a_bug(monkeypatch: pytest.MonkeyPatch) -> No
         lambda texts: [*texts[:-1], dataclasses.replace(texts[-1], prompt_id="other:00000000", source=None)],
         lambda texts: [*texts[:-1], dataclasses.replace(texts[-1], answer=[*texts[-1].answer, *range(10)])],
     ]
-    monkeypatch.setattr(pipeline_module, "traced_texts", lambda *_arguments: [])
+    monkeypatch.setattr(pipeline_module, "_traced", lambda *_arguments: [])
     for change in changes:
-        monkeypatch.setattr(pipeline_module, "answered", changed(change))
+        monkeypatch.setattr(pipeline_module, "_answered", changed(change))
         stated = treeopt(*COMMON, status=1).stderr
         assert "are not those of 6 prompts with up to 10 new tokens" in stated
         assert "this is a bug in treeopt" in stated

@@ -302,7 +302,7 @@ def as_calibration(
 ) -> Calibration:
     """The calibration of texts, by ascending prompt id, and of their traces in this order.
 
-    A part may have the traces of several texts; one of all is not copied. `levels` are those of traces without any text.
+    A part may have the traces of several texts; one of all is not copied. `levels` are those where there is no text.
     """
     ranks = [one.ranks for one in traced] or [np.zeros((0, levels), np.uint8)]
     return Calibration(

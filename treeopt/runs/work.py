@@ -109,8 +109,8 @@ class Work(BatchRun[Chunk]):
         """Begin the run, or continue it; `settings`, in types of JSON, are all that the chunks depend on.
 
         Raises:
-            TreeoptError: E205 where the run was started with other settings, E406 where those of another process differ,
-                or it does not see the folder.
+            TreeoptError: E205 where the run was started with other settings, E406 where those of another process
+                differ, or it does not see the folder.
         """
         self._settings = json.loads(json.dumps(settings))
         if not self.follows:
