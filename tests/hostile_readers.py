@@ -181,8 +181,8 @@ def _with_note(folder: Path) -> None:
     (folder / "a.bin").touch()
 
 
-_TREES = "files.trees.load_tree", "files.trees.read_plan", "files.kinds.read_text"
-_RESULTS = ("files.results.load_json",)
+_TREES = "load_tree", "read_plan", "read_text"
+_RESULTS = ("load_json",)
 READERS: dict[str, Reader] = {
     "tree": Reader(load_tree, "t.yaml", seeds.trees, damage_yaml, _TREES),
     "tree for engines": Reader(lambda path: lint_file(str(path), ["medusa"]), "t.yaml", seeds.trees, damage_yaml, ()),
@@ -191,41 +191,33 @@ READERS: dict[str, Reader] = {
         "t.txt",
         seeds.engine_trees,
         damage_json,
-        ("export.trees.import_tree",),
+        ("import_tree",),
     ),
-    "growmap (.pt)": Reader(
-        import_tree, "t.pt", seeds.growmaps, damage_zip, ("export.growmaps.read_growmap_pt",), slow=True
-    ),
-    "policy": Reader(load_plan, "p.yaml", seeds.policies, damage_yaml, ("files.policies.load_plan",)),
+    "growmap (.pt)": Reader(import_tree, "t.pt", seeds.growmaps, damage_zip, ("read_growmap_pt",), slow=True),
+    "policy": Reader(load_plan, "p.yaml", seeds.policies, damage_yaml, ("load_plan",)),
     "plan with its drafter": Reader(
         load_plan_for,
         "p.yaml",
         seeds.policies,
         damage_yaml,
-        ("files.policies.load_plan_for",),
+        ("load_plan_for",),
         lambda folder: (folder / "d.safetensors").write_bytes(seeds.drafters()[0]),
         elsewhere=True,
     ),
-    "profile": Reader(load_profile, "l.yaml", seeds.profiles, damage_yaml, ("files.profiles.load_profile",)),
-    "prompt set": Reader(_prompt_set, "s.yaml", seeds.prompt_sets, damage_yaml, ("files.strict_yaml.load",)),
-    "--config": Reader(
-        _options, "c.yaml", seeds.option_files, damage_yaml, ("files.configurations.read_configuration",)
-    ),
-    "stored options": Reader(
-        _stored, "c.safetensors", seeds.buffers, damage_arrays, ("files.configurations.stored_configuration",)
-    ),
+    "profile": Reader(load_profile, "l.yaml", seeds.profiles, damage_yaml, ("load_profile",)),
+    "prompt set": Reader(_prompt_set, "s.yaml", seeds.prompt_sets, damage_yaml, ("load",)),
+    "--config": Reader(_options, "c.yaml", seeds.option_files, damage_yaml, ("read_configuration",)),
+    "stored options": Reader(_stored, "c.safetensors", seeds.buffers, damage_arrays, ("stored_configuration",)),
     "calibration": Reader(
         load_calibration,
         "c.safetensors",
         seeds.calibrations,
         damage_arrays,
-        ("files.calibrations.load_calibration", "files.tensors.read_arrays", "files.schemas.reading"),
+        ("load_calibration", "read_arrays", "reading"),
     ),
-    "shard": Reader(load_shard, "s.safetensors", seeds.shards, damage_arrays, ("runs.shards.load_shard",)),
-    "answers": Reader(load_answers, "a.safetensors", seeds.answers, damage_arrays, ("runs.shards.load_answers",)),
-    "merge": Reader(
-        _merged, "c.safetensors", seeds.whole_parts, damage_arrays, ("calibrate.shards.merge_calibrations",)
-    ),
+    "shard": Reader(load_shard, "s.safetensors", seeds.shards, damage_arrays, ("load_shard",)),
+    "answers": Reader(load_answers, "a.safetensors", seeds.answers, damage_arrays, ("load_answers",)),
+    "merge": Reader(_merged, "c.safetensors", seeds.whole_parts, damage_arrays, ("merge_calibrations",)),
     "chunk": Reader(
         _chunk,
         "answers-000000.safetensors",
@@ -234,42 +226,30 @@ READERS: dict[str, Reader] = {
         (),
         lambda folder: (folder / "begun.json").write_bytes(seeds.begun()[0]),
     ),
-    "drafter": Reader(load_drafter, "d.safetensors", seeds.drafters, damage_arrays, ("files.drafters.load_drafter",)),
-    "compiled tree": Reader(
-        load_buffers, "b.safetensors", seeds.buffers, damage_arrays, ("verify.buffers.load_buffers",)
-    ),
+    "drafter": Reader(load_drafter, "d.safetensors", seeds.drafters, damage_arrays, ("load_drafter",)),
+    "compiled tree": Reader(load_buffers, "b.safetensors", seeds.buffers, damage_arrays, ("load_buffers",)),
     "result of validate": Reader(
-        load_validation, "v.json", seeds.validations, damage_json, (*_RESULTS, "files.results.load_validation")
+        load_validation, "v.json", seeds.validations, damage_json, (*_RESULTS, "load_validation")
     ),
-    "result of compare": Reader(
-        load_comparison, "v.json", seeds.comparisons, damage_json, ("files.results.load_comparison",)
-    ),
-    "result of generate": Reader(
-        load_decoding, "v.json", seeds.decodings, damage_json, ("files.results.load_decoding",)
-    ),
+    "result of compare": Reader(load_comparison, "v.json", seeds.comparisons, damage_json, ("load_comparison",)),
+    "result of generate": Reader(load_decoding, "v.json", seeds.decodings, damage_json, ("load_decoding",)),
     "report-inputs.json": Reader(
         lambda path: listed_inputs(str(path.parent)), "report-inputs.json", seeds.report_inputs, damage_json, ()
     ),
-    "acceptance": Reader(
-        read_acceptance, "m.json", seeds.acceptances, damage_json, ("export.acceptance.read_acceptance",)
-    ),
-    "prompts .json": Reader(
-        _prompts, "p.json", seeds.prompts_json, damage_json, ("texts.prompts.load_prompts", "texts.prompts.read_rows")
-    ),
-    "prompts .jsonl": Reader(_texts, "p.jsonl", seeds.prompts_jsonl, damage_json, ("train.data.read_texts",)),
+    "acceptance": Reader(read_acceptance, "m.json", seeds.acceptances, damage_json, ("read_acceptance",)),
+    "prompts .json": Reader(_prompts, "p.json", seeds.prompts_json, damage_json, ("load_prompts", "read_rows")),
+    "prompts .jsonl": Reader(_texts, "p.jsonl", seeds.prompts_jsonl, damage_json, ("read_texts",)),
     "prompts .parquet": Reader(_prompts, "p.parquet", seeds.prompts_parquet, damage_bytes, ()),
     "heads": Reader(
         _heads,
         "medusa_lm_head.safetensors",
         seeds.heads,
         damage_tensors,
-        ("models.head_files.load_heads",),
+        ("load_heads",),
         lambda folder: (folder / "config.json").write_bytes(seeds.heads_configs()[1]),
     ),
     "heads (.pt)": Reader(_heads, "medusa_lm_head.pt", seeds.heads_pt, damage_zip, ()),
-    "config of heads": Reader(
-        _heads, "config.json", seeds.heads_configs, damage_json, ("models.tensors.read_config",), _with_weights
-    ),
+    "config of heads": Reader(_heads, "config.json", seeds.heads_configs, damage_json, ("read_config",), _with_weights),
     "index of shards": Reader(
         _heads,
         "model.safetensors.index.json",
@@ -278,9 +258,7 @@ READERS: dict[str, Reader] = {
         (),
         functools.partial(_with_weights, name="part.safetensors"),
     ),
-    "adapter's note": Reader(
-        _adapter, NOTE_FILE, seeds.adapter_notes, damage_json, ("models.adapters.read_adapter",), _with_adapter
-    ),
+    "adapter's note": Reader(_adapter, NOTE_FILE, seeds.adapter_notes, damage_json, ("read_adapter",), _with_adapter),
     "adapter's config": Reader(
         _adapter, CONFIG_FILE, seeds.adapter_configs, damage_json, (), _with_adapter, before=_sealed
     ),
@@ -298,7 +276,7 @@ READERS: dict[str, Reader] = {
         "tokenizer.json",
         seeds.tokenizers,
         damage_json,
-        ("models.base.load_tokenizer",),
+        ("load_tokenizer",),
         _with_config,
         slow=True,
     ),

@@ -201,7 +201,7 @@ def acceptances() -> list[bytes]:
 def engine_trees() -> list[bytes]:
     """Trees of engines, as text."""
     closed = Tree(((0,), (1,), (0, 0)))
-    named = [b"medusa_choices: '{0}, {1}, {0, 0}'", b'{"0": ["1", "2"], "1": ["3"]}', b"mc = [[0], [1], [0, 0]]"]
+    named = [b'{"0": ["1", "2"], "1": ["3"]}', b"mc = [[0], [1], [0, 0]]"]
     return [*named, growmap_text(closed).encode()]
 
 
