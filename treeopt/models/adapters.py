@@ -84,12 +84,7 @@ def read_adapter(folder: str | os.PathLike[str]) -> Adapter:
     _check_config(place / CONFIG_FILE, place / WEIGHTS_FILE)
     note = read_config(place / NOTE_FILE)
     ids = note.get("base")
-    texts = [
-        note.get("heads"),
-        note.get("model"),
-        note.get("sha256"),
-        *(ids.values() if isinstance(ids, dict) else [None]),
-    ]
+    texts = [*map(note.get, ("heads", "model", "sha256")), *(ids.values() if isinstance(ids, dict) else [None])]
     if not all(isinstance(text, str) for text in texts):
         raise TreeoptError(Code.FILE_INVALID, f"{place / NOTE_FILE} is not what treeopt train wrote", fix=_TRAINING)
     if _digest(read_bytes(place / WEIGHTS_FILE), read_bytes(place / CONFIG_FILE)) != note["sha256"]:
@@ -111,15 +106,16 @@ def _check_config(file: Path, weights: Path) -> None:
     if odd:
         what = f"{file} has settings that treeopt does not use: {', '.join(odd)[:200]}"
         raise TreeoptError(Code.FILE_INVALID, what, fix=_TRAINING)
-    rank, layers = config.get("r"), config.get("target_modules")
+    layers = config.get("target_modules")
     if not isinstance(layers, list) or not all(isinstance(layer, str) for layer in layers):
         raise TreeoptError(Code.FILE_INVALID, f"{file} has no list of names as target_modules", fix=_TRAINING)
     try:
         with safetensors.safe_open(weights, framework="pt") as opened:
-            shapes = {key: opened.get_slice(key).get_shape() for key in opened.keys()}  # noqa: SIM118 - no mapping
+            firsts = [opened.get_slice(key).get_shape()[:1] for key in opened.keys() if ".lora_A." in key]  # noqa: SIM118
     except (safetensors.SafetensorError, OSError) as error:
         raise TreeoptError(Code.FILE_INVALID, f"{weights} is damaged or not a safetensors file: {error}") from error
-    if not shapes or any(shape[:1] != [rank] for key, shape in shapes.items() if ".lora_A." in key):
+    rank = config.get("r")
+    if not firsts or any(first != [rank] for first in firsts):
         raise TreeoptError(Code.FILE_INVALID, f"{file} has rank {rank!r}, and the weights have another", fix=_TRAINING)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -89,10 +88,9 @@ def check_merged_writable(
         _check_apart(place, other)
     if not place.is_dir() or not any(place.iterdir()):
         return place
-    known = _names_written(place)
-    foreign = sorted(itertools.islice((name for name in _names_in(place) if name not in known), _SHOWN))
+    foreign = sorted(_names_in(place) - _names_written(place))
     if foreign:
-        what = f"{folder} holds files that treeopt did not write: {', '.join(foreign)}"
+        what = f"{folder} holds files that treeopt did not write: {', '.join(foreign[:_SHOWN])}"
         fix = "choose a folder that does not exist, or move these files away"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, why="merged weights need a folder of their own", fix=fix)
     if not overwrite:
@@ -110,23 +108,16 @@ def check_merged_space(base: Base, folder: str | os.PathLike[str]) -> None:
 
 def _check_apart(place: Path, other: str | os.PathLike[str]) -> None:
     """Raise E204 where a folder is another file or folder, contains it, or lies in it."""
-    target, source = Path(os.path.realpath(place)), Path(os.path.realpath(Path(other).expanduser()))
-    if target == source:
-        relation = "is"
-    elif target in source.parents:
-        relation = "contains"
-    elif source in target.parents:
-        relation = "lies in"
-    else:
-        return
-    what = f"the folder for the merged model, {place}, {relation} {os.fspath(other)}, which the run reads or writes"
-    fix = "choose another folder for the merged model"
-    raise TreeoptError(Code.FILE_UNWRITABLE, what, why="merged weights need a folder of their own", fix=fix)
+    target, source = (Path(os.path.realpath(Path(one).expanduser())) for one in (place, other))
+    if target in (source, *source.parents) or source in target.parents:
+        what = f"the folder for the merged model, {place}, is, contains or lies in {other}, which the run uses"
+        why, fix = "merged weights need a folder of their own", "choose another folder for the merged model"
+        raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix=fix)
 
 
-def _names_in(folder: Path) -> Iterator[str]:
+def _names_in(folder: Path) -> set[str]:
     """The files and folders in a folder, at all depths, relative to it."""
-    return (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 
 def _names_written(folder: Path) -> set[str]:
@@ -141,21 +132,13 @@ def _names_written(folder: Path) -> set[str]:
 
 
 def _replace(written: Path, target: Path, before: Path) -> None:
-    """Move a folder to its place; a folder of `save_merged` that is there is moved away before and deleted after.
-
-    Files that `save_merged` did not write are never deleted.
-    """
-    if not target.is_dir():
-        os.replace(written, target)
-        return
-    os.replace(target, before)
+    """Move a folder to its place; one of `save_merged` that is there is moved away before and deleted after."""
+    if target.is_dir():
+        os.replace(target, before)
     try:
         os.replace(written, target)
     except BaseException:
-        os.replace(before, target)
+        if before.is_dir():
+            os.replace(before, target)
         raise
-    known = _names_written(before)
-    for name in sorted(known.intersection(_names_in(before)), reverse=True):  # files before their folders
-        path = before / name
-        (path.rmdir if path.is_dir() and not path.is_symlink() else path.unlink)()
-    before.rmdir()
+    shutil.rmtree(before, ignore_errors=True)
