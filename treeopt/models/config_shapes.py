@@ -35,8 +35,39 @@ _ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", 
 
 
 def config_shape(file: Path, name: str) -> ModelShape:
-    """The shape of the model of a config.json."""
-    return _shape_of(_read(file), name, str(file))
+    """The shape of the model of a config.json; E240 where its arithmetic is not that of a transformer."""
+    content = read_settings(file)
+    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
+        what = f"{file} is not a config.json of transformers: it has no model_type"
+        raise TreeoptError(Code.FILE_INVALID, what, at=f"{file}:1:1", why="model_type names the architecture")
+    kind = content.pop("model_type")
+    left_out = ("quantization_config", "auto_map", "torch_dtype", "dtype")
+    try:
+        _check_sizes(content)
+        config = AutoConfig.for_model(kind, **{key: content[key] for key in content if key not in left_out})
+        config = config.get_text_config()
+        _check_sizes(config.to_dict())
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.bfloat16)
+        return shape_of_model(model.eval(), name, str(file))
+    except TreeoptError:
+        raise
+    except Exception as error:  # transformers raises many types for a config that it cannot use
+        if isinstance(error, MemoryError):
+            raise TreeoptError(Code.OUT_OF_MEMORY, f"{name} does not fit into memory") from error
+        raise _not_modelled(name, kind, first_line(error)) from error
+
+
+def _check_sizes(content: Mapping[Any, Any]) -> None:
+    """Raise ValueError for numbers of layers and sizes, at any depth of a config, of which no model is made."""
+    for name, value in content.items():
+        layers = counts_layers(str(name))
+        if type(value) is int and value > (_MOST_LAYERS if layers else MOST):
+            raise ValueError(f"{name} {reprlib.repr(value)} is more than {_MOST_LAYERS if layers else MOST:,}")
+        if name == "num_hidden_layers" and value is not None and int(value) < 1:
+            raise ValueError(f"num_hidden_layers {value} is below 1")
+        if isinstance(value, dict):
+            _check_sizes(value)
 
 
 def heads_drafting(name: str, base: ModelShape) -> Drafting:
@@ -47,65 +78,6 @@ def heads_drafting(name: str, base: ModelShape) -> Drafting:
         raise TreeoptError(Code.HEADS_MISMATCH, what)
     rows = None if heads.lm_head is None else int(heads.lm_head.shape[1])
     return Drafting(heads.num_heads, int(heads.weight.shape[0]), rows)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """A config as a dict."""
-    try:
-        found = read_settings(file)
-    except TreeoptError as error:
-        if error.code is Code.FILE_MISSING:
-            what = f"there is no config {file}"
-            raise TreeoptError(Code.FILE_MISSING, what, fix="--model: a folder with a config.json") from error
-        what = f"{file} is not a config.json of transformers"
-        raise TreeoptError(Code.FILE_INVALID, what, at=f"{file}:1:1", why=error.what) from error
-    if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
-        what = f"{file} is not a config.json of transformers: it has no model_type"
-        raise TreeoptError(Code.FILE_INVALID, what, at=f"{file}:1:1", why="model_type names the architecture")
-    return found
-
-
-def _shape_of(content: dict[str, Any], name: str, source: str) -> ModelShape:
-    """The shape of a config; E240 with the reason where there is none."""
-    kind = content["model_type"]
-    largest = _excess(content)
-    if largest:
-        raise _not_modelled(name, kind, largest)
-    left_out = ("model_type", "quantization_config", "auto_map", "torch_dtype", "dtype")
-    try:
-        config = AutoConfig.for_model(kind, **{key: content[key] for key in content if key not in left_out})
-        config = config.get_text_config()
-        _check_sizes(config)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.bfloat16)
-        return shape_of_model(model.eval(), name, source)
-    except TreeoptError:
-        raise
-    except Exception as error:  # transformers raises many types for a config that it cannot use
-        if isinstance(error, MemoryError):
-            raise TreeoptError(Code.OUT_OF_MEMORY, f"{name} does not fit into memory") from error
-        raise _not_modelled(name, kind, first_line(error)) from error
-
-
-def _check_sizes(config: Any) -> None:
-    """Raise ValueError for numbers of layers, of any stack, and sizes of which no model is made."""
-    if int(config.num_hidden_layers) < 1:
-        raise ValueError(f"num_hidden_layers {config.num_hidden_layers} is below 1")
-    excess = _excess(config.to_dict())
-    if excess:
-        raise ValueError(excess)
-
-
-def _excess(content: Mapping[Any, Any]) -> str:
-    """The number of layers or the size, at any depth of a config, of which no model is made; empty where none is."""
-    for name, value in content.items():
-        most = _MOST_LAYERS if counts_layers(str(name)) else MOST
-        if type(value) is int and value > most:
-            return f"{name} {reprlib.repr(value)} is more than {most:,}"
-        inner = _excess(value) if isinstance(value, dict) else ""
-        if inner:
-            return inner
-    return ""
 
 
 def shape_of_model(model: Any, name: str, source: str = "") -> ModelShape:
@@ -149,7 +121,7 @@ def _forward(model: Any, tokens: int, cache: Any) -> tuple[int, Any]:
 
 
 def _tried(context: int | None) -> tuple[int, int, int]:
-    """Tokens of the forwards: `_TRIED`, or fewer that a short context takes."""
+    """`_TRIED`, or fewer tokens that a short context takes."""
     long, one, many = _TRIED
     if context is None or context >= sum(_TRIED):
         return long, one, many
@@ -158,7 +130,7 @@ def _tried(context: int | None) -> tuple[int, int, int]:
 
 
 def _first_argument(hidden: Any, *_rest: Any, **_options: Any) -> Any:
-    """The forward of experts that are left out."""
+    """The forward of experts, which are left out."""
     return hidden
 
 
