@@ -152,10 +152,7 @@ def _most_layers(config: Mapping[str, Any]) -> int:
 
 
 def _stored(folder: Path) -> tuple[dict[str, str], int]:
-    """The type of each tensor in a folder's safetensors files, by name, and the bytes of all files of weights.
-
-    Files that cannot be read are ignored: loading will raise the error.
-    """
+    """The type of each tensor in a folder's safetensors files that can be read, and the bytes of all files of weights."""
     kinds: dict[str, str] = {}
     size = 0
     for file in folder.glob("*"):

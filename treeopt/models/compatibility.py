@@ -47,11 +47,9 @@ def heads_like(base: Base, heads: MedusaHeads, name: str = "given") -> MedusaHea
 
 
 def check_draft(base: Base, draft: Base) -> None:
-    """Raise E213 unless the draft model has the base's tokenizer.
+    """Raise E213 unless the draft model has the base's tokenizer; a pair that has passed is not compared again.
 
-    Where both have a tokenizer, here or beside their weights, the two map the same tokens to the same ids; the widths
-    of their logits may differ, because some models pad them. Where one has none, the widths are equal. A pair that has
-    passed is not compared again.
+    The widths of their logits may differ, because some models pad them; where one has no tokenizer they are equal.
     """
     passed = _passed.setdefault(base.model, weakref.WeakSet())
     if draft.model in passed:

@@ -1,4 +1,8 @@
-"""The device that a model runs on."""
+"""The devices that a model runs on: one, or several by accelerate's `device_map`.
+
+A divided model has hooks of accelerate, which move the inputs of each layer to its device. Weights may be offloaded to
+host memory or disk: they are on torch's device `meta`, and the hooks load them for each forward.
+"""
 
 from __future__ import annotations
 
@@ -229,7 +233,7 @@ def _named(place: int | str | torch.device) -> torch.device:
 
 
 def _quantised(place: torch.device) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a base in 4 bits; its LM head is not quantised."""
+    """Arguments of `from_pretrained` for a base in 4 bits."""
     if place.type != "cuda":
         what = f"a base in 4 bits needs a CUDA device; this one is {place}"
         raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix="leave out --load-in-4bit")

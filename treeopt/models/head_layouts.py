@@ -33,23 +33,14 @@ _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 @dataclass(frozen=True)
 class HeadsLayout:
-    """The names of the tensors of heads.
-
-    Args:
-        name: of the layout.
-        title: what users know it as.
-        block: template of the name of a block's tensor, with {h}, {l} and {part}.
-        lm_head: template of the name of an LM head, with {h} and, where it is counted like a block, {blocks}.
-        prefix: of every name; the other tensors of a checkpoint with this prefix are those of its base model.
-        other: names that belong to the layout and are neither blocks nor LM heads.
-    """
+    """The names of the tensors of heads."""
 
     name: str
-    title: str
-    block: str
-    lm_head: str
-    prefix: str = ""
-    other: tuple[str, ...] = ()
+    title: str  # for users
+    block: str  # template of the name of a block's tensor, with {h}, {l} and {part}
+    lm_head: str  # of an LM head, with {h} and, where it is counted like a block, {blocks}
+    prefix: str = ""  # of every name; other tensors of the checkpoint are those of its base model
+    other: tuple[str, ...] = ()  # further names of the layout
 
     @functools.cached_property
     def block_pattern(self) -> re.Pattern[str]:

@@ -22,15 +22,7 @@ _ID_MASK = (1 << _ID_BITS) - 1
 
 
 def rank_of(logits: Tensor, ids: Tensor) -> Tensor:
-    """Rank of one token in each row: #(z > z*) + #(z = z*, smaller id).
-
-    Args:
-        logits: float [n, V].
-        ids: int64 [n], each in 0 .. V-1.
-
-    Returns:
-        int32 [n].
-    """
+    """Rank of one token in each row, #(z > z*) + #(z = z*, smaller id): logits [n, V], ids int64 [n] -> int32 [n]."""
     assert ids.shape == logits.shape[:1], f"{list(ids.shape)} ids for logits {list(logits.shape)}"
     if logits.device.type != "cpu":
         return _rank_rows(logits, ids)
@@ -52,18 +44,11 @@ def _rank_rows(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def top_ids(logits: Tensor, count: int) -> Tensor:
-    """The `count` tokens of rank 0, 1, 2 ... in each row; `rank_of` gives their column back.
+    """The `count` tokens of rank 0, 1, 2 ... in each row, int64 [..., count]; `rank_of` gives their column back.
 
     `torch.topk` alone does not define the order of equal logits. In general logit and id are packed into one integer
     key without ties. On a CPU, where reading values needs no synchronisation, faster cases are tried first: mostly no
     two of the largest logits are equal, or all equal ones are among the `_SPARE` next, which are sorted.
-
-    Args:
-        logits: float16, bfloat16 or float32 [..., V].
-        count: 1 .. V.
-
-    Returns:
-        int64 [..., count].
     """
     if logits.device.type == "cpu" and count + _SPARE <= logits.shape[-1]:
         top = logits.topk(count + _SPARE, dim=-1)

@@ -116,7 +116,7 @@ def _check_apart(place: Path, other: str | os.PathLike[str]) -> None:
 
 
 def _names_in(folder: Path) -> set[str]:
-    """The files and folders in a folder, at all depths, relative to it."""
+    """At all depths, relative to the folder."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 

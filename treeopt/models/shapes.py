@@ -15,31 +15,18 @@ from treeopt.shape import Attention, Matrix, ModelShape, shape_error, similar
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder of Llama's kind: RMS norms, rotary positions, gated feed-forward layers, perhaps of experts.
+    """A decoder of Llama's kind: RMS norms, rotary positions, gated feed-forward layers, perhaps of experts."""
 
-    Args:
-        source: repository of the config.
-        sizes: hidden size, intermediate size (of one expert), layers, query heads, key-value heads.
-        vocabulary: V.
-        context: maximum number of tokens.
-        head_size: d; hidden size / heads where None.
-        tied: whether embedding and LM head are one.
-        qkv_bias: whether Q, K and V have biases.
-        qk_norm: whether queries and keys are normed by head.
-        experts: of each feed-forward layer, and how many a token passes through.
-        window: of the attention; None for all keys.
-    """
-
-    source: str
-    sizes: tuple[int, int, int, int, int]
+    source: str  # repository of the config
+    sizes: tuple[int, int, int, int, int]  # hidden, intermediate (of one expert), layers, query and key-value heads
     vocabulary: int
     context: int
-    head_size: int | None = None
+    head_size: int | None = None  # hidden size / heads
     tied: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
-    experts: tuple[int, int] = (1, 1)
-    window: int | None = None
+    experts: tuple[int, int] = (1, 1)  # of each feed-forward layer, and how many a token passes through
+    window: int | None = None  # of the attention
 
     def shape(self, name: str) -> ModelShape:
         """The shape, with all parameters of the model."""

@@ -260,8 +260,5 @@ def fingerprint(module: nn.Module, rounding: torch.dtype = torch.float32) -> str
 
 
 def fingerprints(module: nn.Module) -> dict[str, str]:
-    """The fingerprint of the weights rounded to each precision, by its name.
-
-    A model loaded in two precisions has two fingerprints, but one of these is equal.
-    """
+    """The fingerprint of the weights rounded to each precision: one is equal in models of two precisions."""
     return {str(dtype).removeprefix("torch."): fingerprint(module, dtype) for dtype in _ROUNDINGS}
