@@ -21,7 +21,7 @@ from treeopt.files.configurations import DEFAULTS, NO_COMMANDS, command_lines
 if TYPE_CHECKING:
     from treeopt.files.strict_yaml import Document, Where
 
-COMMON = ("config", "json", "quiet", "verbose", "no_progress", "color", "debug")  # parameters that every command has
+COMMON = ("config", "json", "quiet", "verbose", "no_progress", "debug")  # parameters that every command has
 
 
 def command_name(context: click.Context) -> str:

@@ -116,7 +116,7 @@ class Console:
             table.add_column(name, justify="right" if i else "left")
         for row in rows:
             table.add_row(*row)
-        RichConsole(markup=False, **self.shown.colors()).print(table)  # cells may contain rich's markup
+        RichConsole(markup=False).print(table)  # cells may contain rich's markup
 
     @contextmanager
     def progress(self, name: str) -> Iterator[Progress]:
@@ -124,7 +124,7 @@ class Console:
         if self.quiet or self.shown.no_progress:
             yield silent
         elif sys.stderr and sys.stderr.isatty():
-            with bar(name, **self.shown.colors()) as update:
+            with bar(name) as update:
                 yield update
         else:
             yield heartbeat(name)

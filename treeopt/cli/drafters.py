@@ -70,15 +70,14 @@ def chosen_drafter(options: Mapping[str, Any], default: str = HEADS) -> str:
     """The value of --drafter; without it `ngram` with --model alone, else `default`."""
     draft = options["draft"] is not None
     name: str = options["drafter"] or (MODEL if draft else NGRAM if model_alone(options) else default)
+    heads = name in (HEADS, HEADS_NGRAM)
     if name in WITH_DRAFT and not draft:
         raise click.UsageError(f"--drafter {name} needs --draft, a smaller model with the same tokenizer")
     if name in _RESERVED and name not in WITH_DRAFT and draft:
         raise click.UsageError(f"--drafter {name} has no draft model: leave out --draft, or --drafter {MODEL_NGRAM}")
-    if name in WITH_DRAFT and options["heads"] is not None:
+    if name in _RESERVED and not heads and options["heads"] is not None:
         raise click.UsageError(f"--drafter {name} uses no heads: name the base with --model, and leave out --heads")
-    if name == NGRAM and options["heads"] is not None:
-        raise click.UsageError(f"--drafter {NGRAM} uses no heads: name the base with --model, and leave out --heads")
-    if name in (HEADS, HEADS_NGRAM) and model_alone(options):
+    if heads and model_alone(options):
         raise click.UsageError(f"--drafter {name} needs --heads; --drafter {NGRAM} needs none")
     check_belongs(("learn_tokens",), f"--drafter {', '.join(WITH_TABLE)}", name in WITH_TABLE)
     check_belongs(("levels",), f"--drafter {', '.join(LEARNED)}", name in LEARNED)
@@ -269,7 +268,7 @@ def warn_other_traces(console: Console, name: str, tree: Plan, calibration: Cali
 def warn_other_tree(console: Console, name: str, tree: Plan, base: Base, loaded: LoadedHeads | None) -> None:
     """Warn where a tree was built for another base or other heads than these."""
     source = tree.source.get("calibration") or {}
-    _warn_made_for_other(console, name, source, base.fingerprint, base.dtype_name, _id_of(loaded))
+    _warn_made_for_other(console, name, source, base.fingerprint, base.dtype_name, loaded.fingerprint if loaded else "")
 
 
 def warn_other_drafter(
@@ -279,7 +278,9 @@ def warn_other_drafter(
     if drafter is None:
         return
     source = drafter.source
-    _warn_made_for_other(console, "the drafter", source, base.fingerprint, base.dtype_name, _id_of(loaded))
+    _warn_made_for_other(
+        console, "the drafter", source, base.fingerprint, base.dtype_name, loaded.fingerprint if loaded else ""
+    )
     same_dtype = draft is not None and source.get("dtype", _FLOAT32) == draft.dtype_name
     if draft is not None and same_dtype and drafter.draft != draft.fingerprint:
         console.warn(
@@ -299,19 +300,10 @@ def warn_other_dtype(console: Console, drafter: Drafter | None, base: Base) -> N
         console.note("the drafter's tree was timed with --compile, and is the fastest with it")
 
 
-def _id_of(loaded: LoadedHeads | None) -> str:
-    """The id of heads; empty where there are none."""
-    return "" if loaded is None else loaded.fingerprint
-
-
 def _warn_made_for_other(
     console: Console, name: str, source: Mapping[str, Any], model_id: str, dtype: str, heads_id: str
 ) -> None:
-    """Warn where the ids in `source` are not those of the base and the heads.
-
-    The id of a base is computed from its weights in the dtype they are loaded in, so only ids of the same dtype are
-    compared. The id of heads is computed from their file.
-    """
+    """Warn where the ids in `source` are not those of the base, of which only ids in one dtype agree, and the heads."""
     others = []
     if source.get("dtype", _FLOAT32) == dtype and source.get("model_id") not in (None, "", model_id):
         others.append(f"another base model ({source['model_id']}, this is {model_id})")

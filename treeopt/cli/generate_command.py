@@ -13,6 +13,7 @@ import click
 from treeopt.cli.checks import check_belongs, check_inputs, origin_of
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import ChosenPlan, chosen_plan, load_draft_model, load_for_plan, plan_options
+from treeopt.cli.help_text import colored
 from treeopt.cli.options import (
     GREEDY,
     REJECTION,
@@ -228,20 +229,20 @@ def _streamed(pieces: Iterator[Piece], console: Console) -> Iterator[Piece]:
     """The pieces, each written to standard output at once; with --json they are not written."""
     if not console.for_people:
         yield from pieces
-    elif sys.stdout is not None and (console.shown.colored() or sys.stdout.isatty()):
-        yield from _shaded(pieces, console)
+    elif colored():
+        yield from _shaded(pieces)
     else:
         for piece in pieces:
             click.echo(piece.text, nl=False)  # flushes
             yield piece
 
 
-def _shaded(pieces: Iterator[Piece], console: Console) -> Iterator[Piece]:
-    """The pieces in alternating colors; without colors by --color, NO_COLOR, or where the terminal has none."""
+def _shaded(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """The pieces in alternating colors; without colors by NO_COLOR, or where the terminal has none."""
     from rich.console import Console as RichConsole
     from rich.text import Text
 
-    terminal = RichConsole(highlight=False, soft_wrap=True, **console.shown.colors())
+    terminal = RichConsole(highlight=False, soft_wrap=True)
     try:
         for i, piece in enumerate(pieces):
             for part in re.split(r"([\n\t])", printable(piece.text)):

@@ -39,7 +39,6 @@ def write_examples(context: click.Context, formatter: click.HelpFormatter) -> No
             formatter.write(f"{'':{formatter.current_indent}}# {what}\n{'':{formatter.current_indent}}{line}\n")
 
 
-COLORS = ("auto", "always", "never")
 # Variables by which other libraries print errors only; each is read when its library is imported.
 QUIET_LIBRARIES = {
     "TRANSFORMERS_VERBOSITY": "error",
@@ -50,46 +49,23 @@ QUIET_LIBRARIES = {
 
 @dataclass(frozen=True)
 class Shown:
-    """What a command prints besides its result.
-
-    Args:
-        quiet: no progress and no notes.
-        verbose: messages of treeopt's library and of transformers too.
-        no_progress: no progress.
-        color: one of `COLORS`; `auto` is the terminal, `NO_COLOR` and `FORCE_COLOR`.
-    """
+    """What a command prints besides its result: `quiet` is without progress and notes, `verbose` with all messages."""
 
     quiet: bool = False
     verbose: bool = False
     no_progress: bool = False
-    color: str = COLORS[0]
 
-    def colored(self) -> bool:
-        """Whether text may be colored: on a terminal, which rich examines further, and where colors are forced."""
-        if self.color != COLORS[0]:
-            return self.color == COLORS[1]
-        forced = bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
-        return forced or bool(sys.stdout and sys.stdout.isatty())
 
-    def colors(self) -> dict[str, Any]:
-        """The options of rich's console; those of `auto` are left to rich, which reads the same variables."""
-        if self.color == COLORS[0]:
-            return {}
-        always = self.color == COLORS[1]
-        return {"no_color": not always, **({"force_terminal": True, "color_system": "standard"} if always else {})}
+def colored() -> bool:
+    """Whether text may be colored, as rich decides: on a terminal, by NO_COLOR and by FORCE_COLOR."""
+    forced = bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
+    return forced or bool(sys.stdout and sys.stdout.isatty())
 
 
 def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every command; the command gets a `console` in place of them."""
     for option in (
         click.option("--debug", is_flag=True, help="Show the traceback of an error."),
-        click.option(
-            "--color",
-            type=click.Choice(COLORS),
-            default=COLORS[0],
-            show_default=False,
-            help="Colors; auto: on a terminal.",
-        ),
         click.option("--no-progress", is_flag=True, help="No progress bar and no lines of progress."),
         click.option("-v", "--verbose", is_flag=True, help="Messages of the library and of transformers too."),
         click.option("-q", "--quiet", is_flag=True, help="No progress and no notes."),
@@ -102,16 +78,14 @@ def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def shown_by(parameters: MutableMapping[str, Any]) -> Shown:
     """What the options say, which are removed from the parameters."""
-    shown = Shown(**{name: parameters.pop(name) for name in ("quiet", "verbose", "no_progress", "color")})
+    shown = Shown(**{name: parameters.pop(name) for name in ("quiet", "verbose", "no_progress")})
     if shown.quiet and shown.verbose:
         raise click.UsageError("give either --quiet or --verbose")
     return shown
 
 
 def show_messages(shown: Shown) -> None:
-    """Print the messages of treeopt's library to standard error: notes on a terminal; with --verbose all, and those of
-    transformers.
-    """
+    """Print the messages of the library to standard error: notes; with --verbose all, and those of transformers."""
     log = logging.getLogger("treeopt")
     if not log.handlers:
         log.addHandler(logging.StreamHandler())

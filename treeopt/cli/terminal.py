@@ -93,8 +93,8 @@ _FIRST_SECONDS = 2.0  # until the first line
 
 
 @contextmanager
-def bar(name: str, **colors: Any) -> Iterator[Progress]:
-    """A bar on standard error, which is removed at the end; `colors` are options of rich's console."""
+def bar(name: str) -> Iterator[Progress]:
+    """A bar on standard error, which is removed at the end."""
     from rich.console import Console as RichConsole
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
@@ -106,7 +106,7 @@ def bar(name: str, **colors: Any) -> Iterator[Progress]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with RichProgress(*columns, console=RichConsole(stderr=True, **colors), transient=True) as shown:
+    with RichProgress(*columns, console=RichConsole(stderr=True), transient=True) as shown:
         task = shown.add_task(name, total=None, note="")
 
         def update(done: int, total: int, note: str) -> None:

@@ -25,41 +25,33 @@ if TYPE_CHECKING:
     from treeopt.runs.work import Work
 
 
-class _ShardType(click.ParamType[Any]):
+def _shard(context: click.Context, option: click.Parameter, text: str | None) -> Shard | None:
     """`i/n`, with i from 0."""
+    from treeopt.runs.shards import Shard
 
-    name = "i/n"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Shard:
-        from treeopt.runs.shards import Shard
-
-        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", str(value), flags=re.ASCII)
-        if found is None:
-            self.fail(f"{value!r} is not i/n, such as 0/4", param, ctx)
-        try:
-            return Shard(int(found[1]), int(found[2]))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text or "0/1", flags=re.ASCII)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is not i/n, such as 0/4", context, option)
+    try:
+        return None if text is None else Shard(int(found[1]), int(found[2]))
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, option) from error
 
 
-class _BatchSize(click.ParamType[Any]):
+def _batch_size(context: click.Context, option: click.Parameter, text: str) -> int | str:
     """A whole number from 1, or `auto`."""
-
-    name = f"N|{AUTO}"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == AUTO:
-            return AUTO
-        try:
-            return int(click.IntRange(min=1).convert(value, param, ctx))
-        except click.BadParameter as error:
-            self.fail(f"{error.message.rstrip('.')}, nor {AUTO}.", param, ctx)
+    if text == AUTO:
+        return AUTO
+    try:
+        return int(click.IntRange(min=1).convert(text, option, context))
+    except click.BadParameter as error:
+        raise click.BadParameter(f"{error.message.rstrip('.')}, nor {AUTO}.", context, option) from error
 
 
 def batch_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--batch-size` of commands that store their batches."""
     text = f"Prompts decoded together; {AUTO}: {AUTO_BATCH}, and half as many wherever memory runs out."
-    return click.option("--batch-size", type=_BatchSize(), default=16, help=text)(function)
+    return click.option("--batch-size", callback=_batch_size, metavar="N|auto", default="16", help=text)(function)
 
 
 def batch_settings(console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +73,7 @@ def resume_option(function: Callable[..., Any]) -> Callable[..., Any]:
 def shard_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--shard i/n` of a command whose batches can be divided among jobs."""
     text = "Work on part i of n, from 0, and write it for `treeopt merge` [-o calibration.i-of-n.safetensors]."
-    return click.option("--shard", type=_ShardType(), help=text)(function)
+    return click.option("--shard", callback=_shard, metavar="i/n", help=text)(function)
 
 
 def name_shard(options: dict[str, Any]) -> None:
@@ -107,13 +99,6 @@ def open_work(options: Mapping[str, Any]) -> Work:
 def resumable(console: Console, where: str) -> Iterator[None]:
     """Context of long work that --resume can continue: an interruption prints how, and is raised again."""
     with _interruption(console, lambda: f"the same command with --resume continues {where}"):
-        yield
-
-
-@contextmanager
-def not_resumable(console: Console, options: Mapping[str, Any]) -> Iterator[None]:
-    """Context of work that is not stored: an interruption prints that nothing is written, and is raised again."""
-    with _interruption(console, lambda: f"{options['output']} is not written"):
         yield
 
 
