@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from treeopt.cli.console import Console
 from treeopt.cli.drafters import warn_other_heads
 from treeopt.cli.facts import Column, Fact, Part, Table, milliseconds, picked
-from treeopt.cli.learn_report import report_reliability
+from treeopt.cli.learn_report import reliability_text
 from treeopt.defaults import KINDS, ONE_NODE
 from treeopt.errors import counted
 
@@ -193,9 +193,9 @@ def report_policy(console: Console, policy: TreePolicy, plan: Plan, calibration:
         Fact("", expected.estimated, ".3f", "estimated by the drafter"),
         interval,
         Fact("mean nodes of a step", expected.nodes, ".1f") if policy.size_cost else None,
+        reliability_text(calibration),
     )
     warn_few_texts(console, calibration)
-    report_reliability(console, calibration)
     console.note(f"wrote {output}")
     console.result(
         {

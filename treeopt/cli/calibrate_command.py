@@ -29,10 +29,10 @@ from treeopt.cli.drafters import (
 from treeopt.cli.facts import Column, Table, percent, picked
 from treeopt.cli.learn_report import (
     announce_learning,
+    chain_parts,
     learned_as_dict,
-    report_acceptance,
+    reliability_text,
     report_learned,
-    report_reliability,
 )
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import (
@@ -149,7 +149,10 @@ def run(console: Console, **options: Any) -> None:
         return
     if run.learned is not None:
         report_learned(console, run.learned, run.calibration.positions)
-    report_acceptance(console, run.calibration, given.draft)
+    if given.draft is not None:
+        from treeopt.optimize.chains import predict_chains
+
+        console.report(*chain_parts(predict_chains(run.calibration, 0.0)))
     report_calibration(console, run, options["output"], drafter_file if run.learned is not None else None)
 
 
@@ -277,10 +280,13 @@ def report_calibration(console: Console, run: CalibrationRun, output: str, draft
     calibration, learned = run.calibration, run.learned
     top_k = min(DEFAULT_TOP_K, calibration.top_k)
     accuracy, errors = calibration.accuracy[:, :top_k], calibration.standard_error(1)[:, 0]
-    cut = f"{run.answers_cut} given answers were cut at --max-new-tokens" if run.answers_cut else None
-    console.report(_accuracy(run, top_k), *_counts(run), skipped_text(run.skipped), cut)
-    if calibration.steps is not None:
-        report_reliability(console, calibration)
+    console.report(
+        _accuracy(run, top_k),
+        *_counts(run),
+        skipped_text(run.skipped),
+        f"{run.answers_cut} given answers were cut at --max-new-tokens" if run.answers_cut else None,
+        None if calibration.steps is None else reliability_text(calibration),
+    )
     written = output if drafter_output is None else f"{output} and {drafter_output}"
     console.note(f"wrote {written}   next: treeopt build --nodes 64 --calibration {output} -o tree.yaml")
     console.result(

@@ -15,10 +15,10 @@ from treeopt.cli.drafters import LEARNED, WITH_TABLE, chosen_drafter, draft_opti
 from treeopt.cli.facts import Column, Fact, Table, milliseconds, picked
 from treeopt.cli.learn_report import (
     announce_learning,
+    chain_parts,
     learned_as_dict,
-    report_chains,
+    reliability_text,
     report_learned,
-    report_reliability,
 )
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import (
@@ -162,11 +162,11 @@ def _report(console: Console, found: LearnedDrafter, output: str, where: str) ->
     learned = found.run.learned
     assert learned is not None
     report_learned(console, learned, found.run.calibration.positions)
-    report_reliability(console, found.run.calibration)
+    console.report(reliability_text(found.run.calibration))
     _report_plans(console, found)
     chains: dict[str, Any] = {}
     if found.chains is not None:
-        report_chains(console, found.chains, found.drafter.name, found.sampled_alpha)
+        console.report(*chain_parts(found.chains, found.drafter.name, found.sampled_alpha))
         names = ("alpha", "best_drafts", "best_replayed_drafts", "chains")
         chains = {**picked(found.chains, *names), "cost_ratio": found.chains.cost, "alpha_sampled": found.sampled_alpha}
     console.report(skipped_text(found.run.skipped))
