@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 from timing import add_tiny, goal_line, interleaved, machine
 
-from treeopt.calibration import MISS, NONE, Calibration, Provenance
+from treeopt.calibration import Calibration, Provenance
 from treeopt.files.calibrations import save_calibration
 from treeopt.optimize.grow import grow
 from treeopt.optimize.replay import Replay, accepted_drafts, visits
 from treeopt.optimize.values import IndependentValues
+from treeopt.traces import MISS, NONE
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_tree
 

@@ -13,12 +13,12 @@ import torch
 from timing import add_tiny, goal_line, interleaved, machine
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from treeopt.calibration import MAX_RANKS
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.trace import trace_texts
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.texts.encode import Text
+from treeopt.traces import MAX_RANKS
 
 HIDDEN, VOCABULARY, LAYERS, HEADS = 768, 32_000, 12, 5
 TINY = (96, 500, 1)  # the first three of these, for a quick run without meaningful figures

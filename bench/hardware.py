@@ -26,8 +26,9 @@ from timing import add_tiny, machine
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import treeopt.evaluate.timed_step as timed_step
+from treeopt.defaults import ONE_NODE
 from treeopt.evaluate.profile import measure_profile
-from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.latency import LatencyProfile
 from treeopt.models.base import Base
 from treeopt.models.given import load_pair
 from treeopt.models.heads import MedusaHeads

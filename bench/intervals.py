@@ -21,7 +21,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 import numpy as np
 from timing import add_tiny, machine
 
-from treeopt.calibration import MISS, NONE, Calibration, TargetTraces
+from treeopt.calibration import Calibration, Provenance
 from treeopt.optimize.intervals import (
     Interval,
     difference_interval,
@@ -32,7 +32,7 @@ from treeopt.optimize.intervals import (
 from treeopt.optimize.replay import TextSums, TraceRows
 from treeopt.optimize.select_method import MEDUSA, Fitter, Limits, candidates
 from treeopt.optimize.tree_builder import describe
-from treeopt.provenance import Provenance
+from treeopt.traces import MISS, NONE, TargetTraces
 from treeopt.tree import Tree
 
 NODES, LEVELS, RANKS = 16, 4, 8

@@ -35,7 +35,7 @@ import treeopt.drafting.fit
 import treeopt.drafting.learn
 import treeopt.drafting.trace
 from treeopt.calibrate.pipeline import as_calibration
-from treeopt.calibration import NONE, Calibration, Provenance
+from treeopt.calibration import Calibration, Provenance
 from treeopt.drafter import Drafter
 from treeopt.drafting.count import MAX_BYTES, ROW, NgramCounts
 from treeopt.drafting.learn import Learned, Learning, learn
@@ -56,6 +56,7 @@ from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.hidden_states import hidden_states
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
 from treeopt.texts.samples import Drawing, draw
+from treeopt.traces import NONE
 
 TOP_K, BATCH = 32, 64
 STATIC = 16  # nodes of the static tree, and of the categories' trees

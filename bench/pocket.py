@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from timing import add_tiny, machine
 
 from treeopt.calibrate.pipeline import as_calibration
-from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance
+from treeopt.calibration import Calibration, Provenance
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.trace import TextTraces, trace_texts
 from treeopt.files.bundled import data_root
@@ -35,6 +35,7 @@ from treeopt.optimize.tree_builder import build_tree
 from treeopt.texts.answers import continue_texts
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
+from treeopt.traces import MAX_RANKS, MISS, NONE
 from treeopt.tree import Tree
 
 TOKENS = 128

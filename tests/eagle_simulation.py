@@ -11,8 +11,9 @@ import dataclasses
 import numpy as np
 from helpers import make_calibration
 
-from treeopt.calibration import MISS, NONE, Calibration, StepTraces
-from treeopt.policy import STEP_SIZES
+from treeopt.calibration import Calibration
+from treeopt.defaults import STEP_SIZES
+from treeopt.traces import MISS, NONE, StepTraces
 
 Path = tuple[int, ...]
 

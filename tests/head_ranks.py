@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treeopt.calibration import Ranks
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.trace import trace_texts
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.texts.encode import Text
+from treeopt.traces import Ranks
 
 
 def head_ranks(base: Base, heads: MedusaHeads, texts: Sequence[Text], top_k: int) -> list[Ranks]:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load, save
 
-from treeopt.calibration import MISS, NONE, Calibration, Provenance
+from treeopt.calibration import Calibration, Provenance
+from treeopt.traces import MISS, NONE
 from treeopt.tree import Tree
 
 

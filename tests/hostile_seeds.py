@@ -18,7 +18,7 @@ import torch
 from helpers import make_calibration
 from report_pages import COMPARISON, DECODING, VALIDATION
 
-from treeopt.calibration import StepTraces, TargetTraces
+from treeopt.defaults import STEP_SIZES
 from treeopt.drafter import MAX_MATCH, Drafter, Level
 from treeopt.drafting.count import NgramCounts
 from treeopt.export.growmaps import growmap_pt, growmap_text
@@ -29,9 +29,10 @@ from treeopt.files.profiles import profile_yaml
 from treeopt.files.tensors import write_arrays
 from treeopt.files.trees import tree_yaml
 from treeopt.latency import LatencyPoint, LatencyProfile
-from treeopt.policy import STEP_SIZES, PolicyExpected, TreePolicy
+from treeopt.policy import PolicyExpected, TreePolicy
 from treeopt.runs.shards import AnswerShard, CalibrationShard, Shard, save_answers, save_shard
 from treeopt.runs.work import pack_rows
+from treeopt.traces import StepTraces, TargetTraces
 from treeopt.tree import Expected, Tree
 from treeopt.verify.buffers import compile_ranks, save_buffers
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from treeopt.calibration import MISS
 from treeopt.drafter import Drafter, Level
 from treeopt.drafting.count import NgramCounts
 from treeopt.ngram_table import NgramTable
+from treeopt.traces import MISS
 
 CONTEXT = 4
 NEAR = 1e-4  # scores nearer to each other than this may be in any order

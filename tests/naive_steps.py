@@ -9,7 +9,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from helpers import make_calibration
 
-from treeopt.calibration import NONE, Calibration
+from treeopt.calibration import Calibration
+from treeopt.traces import NONE
 
 Path = tuple[int, ...]
 FOLDS = 5

@@ -7,9 +7,11 @@ import dataclasses
 import numpy as np
 from helpers import make_calibration
 
-from treeopt.calibration import MISS, NONE, Calibration, StepTraces
+from treeopt.calibration import Calibration
+from treeopt.defaults import STEP_SIZES
 from treeopt.latency import LatencyPoint, LatencyProfile
-from treeopt.policy import STEP_SIZES, TreePolicy
+from treeopt.policy import TreePolicy
+from treeopt.traces import MISS, NONE, StepTraces
 
 
 def traced(

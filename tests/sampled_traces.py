@@ -8,8 +8,9 @@ import itertools
 import numpy as np
 from helpers import make_calibration
 
-from treeopt.calibration import MISS, NONE, Calibration, StepTraces, TargetTraces
-from treeopt.policy import STEP_SIZES
+from treeopt.calibration import Calibration
+from treeopt.defaults import STEP_SIZES
+from treeopt.traces import MISS, NONE, StepTraces, TargetTraces
 
 LEVELS, RANKS = 3, 6
 TRACED = 4  # candidates with a traced probability; ranks 4 and 5 are counted

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from looped import looped
 
-from treeopt.calibration import MISS, NONE, Calibration, Provenance, StepTraces
+from treeopt.calibration import Calibration, Provenance
+from treeopt.defaults import STEP_SIZES
 from treeopt.errors import Code, TreeoptError
-from treeopt.policy import STEP_SIZES
+from treeopt.traces import MISS, NONE, StepTraces
 
 SEQUENCES = 8  # of the calibration that the merge tests take parts of
 

@@ -42,7 +42,6 @@ RECORDS = {
     "latency",
     "policy",
     "progress",
-    "provenance",
     "sampling",
     "shape",
     "traces",

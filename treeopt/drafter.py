@@ -32,15 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.defaults import HEADS as HEADS
-from treeopt.defaults import HEADS_NGRAM as HEADS_NGRAM
-from treeopt.defaults import KINDS as KINDS
-from treeopt.defaults import LEARN_TOKENS as LEARN_TOKENS
-from treeopt.defaults import LEVELS as LEVELS
-from treeopt.defaults import MAX_DEPTH as MAX_DEPTH
-from treeopt.defaults import MODEL as MODEL
-from treeopt.defaults import MODEL_NGRAM as MODEL_NGRAM
-from treeopt.defaults import NGRAM as NGRAM
+from treeopt.defaults import HEADS, HEADS_NGRAM, LEVELS, MAX_DEPTH, MODEL, MODEL_NGRAM, NGRAM
 from treeopt.errors import Code, TreeoptError
 from treeopt.ngram_table import CONTEXT, NgramTable
 from treeopt.policy import Plan

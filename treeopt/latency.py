@@ -13,8 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.defaults import ONE_NODE as ONE_NODE
-from treeopt.drafter import KINDS
+from treeopt.defaults import KINDS
 from treeopt.errors import Code, TreeoptError, counted
 
 _FIX = "measure it: treeopt profile --sizes ... --context ... --batch-size ..."

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
-from treeopt.defaults import STEP_SIZES as STEP_SIZES
+from treeopt.defaults import STEP_SIZES
 from treeopt.errors import Code, TreeoptError
 from treeopt.tree import Tree
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.policy import STEP_SIZES
+from treeopt.defaults import STEP_SIZES
 
 MISS = 254  # the true token's rank is K or more
 NONE = 255  # there is no true token: the position is past the end of the text

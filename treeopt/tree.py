@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.defaults import MAX_DEPTH as MAX_DEPTH
+from treeopt.defaults import MAX_DEPTH
 from treeopt.errors import Code, TreeoptError, counted
 
 Path = tuple[int, ...]

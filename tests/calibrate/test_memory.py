@@ -18,13 +18,13 @@ from tiny import VOCAB, chat_base, random_heads
 
 from treeopt import traces as traces_module
 from treeopt.calibrate.pipeline import run_calibration
-from treeopt.calibration import NONE
 from treeopt.errors import TreeoptError
 from treeopt.files.calibrations import save_calibration
 from treeopt.models.base import Base
 from treeopt.runs.work import Work
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import load_prompts
+from treeopt.traces import NONE
 
 HEADS = 3
 # Stated in docs/scale.md; the traces of heads take H bytes a position.

@@ -12,7 +12,8 @@ from drafters import answered, learned, planted, prompts_of
 from tiny import VOCAB, chat_base
 
 from treeopt.calibrate.pipeline import run_calibration
-from treeopt.drafter import KINDS, Drafter
+from treeopt.defaults import KINDS
+from treeopt.drafter import Drafter
 from treeopt.drafting.learn import TOP, Learning
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.profile import largest_context, measure_profile

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibrate.results import CalibrationRun
-from treeopt.calibration import MISS, NONE, Calibration
+from treeopt.calibration import Calibration
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
@@ -27,6 +27,7 @@ from treeopt.optimize.replay import replay
 from treeopt.texts.answers import continue_texts, cut_at_end
 from treeopt.texts.encode import Text, encode
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
+from treeopt.traces import MISS, NONE
 from treeopt.tree import Tree
 
 SURE = 32  # ranks below it never move by rounding in these tests; deeper ones lie among nearly equal logits

@@ -18,7 +18,7 @@ from helpers import random_calibration, stretches
 from program import error_number, treeopt, treeopt_json
 from tiny import random_heads, tiny_base
 
-from treeopt.calibration import Calibration
+from treeopt.calibration import Calibration, Provenance, merged_provenance
 from treeopt.cli.app import program
 from treeopt.cli.configuration import (
     NOT_STORED,
@@ -32,7 +32,6 @@ from treeopt.files.calibrations import load_calibration, save_calibration
 from treeopt.files.configurations import command_lines, configuration_yaml, stored_configuration, storing
 from treeopt.files.trees import load_tree, save_tree
 from treeopt.models.head_files import save_heads
-from treeopt.provenance import Provenance, merged
 from treeopt.tree import Tree
 from treeopt.version import VERSION
 
@@ -216,10 +215,10 @@ def measured(configuration: dict[str, Any], prompts: str = "p") -> Provenance:
 def test_merged_configuration_is_that_of_every_part() -> None:
     """Of parts with other options none remain: `limit: 4` of two halves would make another calibration."""
     a, same = measured({"limit": 4, "skip": 0}), measured({"limit": 4, "skip": 0})
-    assert merged(a, same).configuration == {"calibrate": {"limit": 4, "skip": 0}}
-    assert merged(a, measured({"limit": 4, "skip": 4})).configuration == {}
-    assert merged(a, measured({})).configuration == {}
-    assert merged(a, measured({"limit": 4, "skip": 0}, "other prompts")).configuration == {}
+    assert merged_provenance(a, same).configuration == {"calibrate": {"limit": 4, "skip": 0}}
+    assert merged_provenance(a, measured({"limit": 4, "skip": 4})).configuration == {}
+    assert merged_provenance(a, measured({})).configuration == {}
+    assert merged_provenance(a, measured({"limit": 4, "skip": 0}, "other prompts")).configuration == {}
 
 
 @pytest.mark.parametrize("third", [({"limit": 4}, "p"), ({"limit": 8}, "p"), ({}, "p"), ({"limit": 4}, "q")])
@@ -227,7 +226,9 @@ def test_order_of_merging_changes_no_configuration(third: tuple[dict[str, Any], 
     """Three calibrations in any order and grouping have the same provenance."""
     parts = [measured({"limit": 4}), measured({"limit": 4}), measured(*third)]
     found = [
-        made for a, b, c in itertools.permutations(parts) for made in (merged(merged(a, b), c), merged(a, merged(b, c)))
+        made
+        for a, b, c in itertools.permutations(parts)
+        for made in (merged_provenance(merged_provenance(a, b), c), merged_provenance(a, merged_provenance(b, c)))
     ]
     assert all(one == found[0] for one in found)
     assert found[0].configuration == ({"calibrate": {"limit": 4}} if third == ({"limit": 4}, "p") else {})

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from program import error_number, treeopt, treeopt_json
 
-from treeopt.drafter import HEADS
+from treeopt.defaults import HEADS, STEP_SIZES
 from treeopt.errors import TreeoptError
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
@@ -18,7 +18,7 @@ from treeopt.files.policies import load_plan
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
-from treeopt.policy import STEP_SIZES, TreePolicy
+from treeopt.policy import TreePolicy
 
 FEW = ("--limit", "6", "--max-new-tokens", "24")
 

@@ -17,7 +17,7 @@ from tiny import TREE_FAMILIES, VOCAB, cycle_base, cycle_heads, random_heads, ti
 from torch import Tensor
 
 from treeopt.calibrate.pipeline import as_calibration
-from treeopt.calibration import NONE, Provenance
+from treeopt.calibration import Provenance
 from treeopt.decode.decoder import Decoded, TreeDecoder
 from treeopt.drafting.heads import HeadsSession
 from treeopt.drafting.interface import Drafts
@@ -30,6 +30,7 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.replay import replay
 from treeopt.texts.encode import Text, encode
 from treeopt.texts.prompts import load_prompts
+from treeopt.traces import NONE
 from treeopt.tree import Tree
 from treeopt.verify.buffers import Buffers
 

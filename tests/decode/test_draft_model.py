@@ -18,7 +18,8 @@ from tiny import TREE_FAMILIES, cycle_base, random_heads, tiny_base
 import treeopt
 from treeopt.decode.decoder import Decoded, TreeDecoder
 from treeopt.decode.rules import Rule, Sample
-from treeopt.drafter import MODEL, MODEL_NGRAM, Drafter
+from treeopt.defaults import MODEL, MODEL_NGRAM
+from treeopt.drafter import Drafter
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.learn import Learning, learn
 from treeopt.drafting.model import ModelSession

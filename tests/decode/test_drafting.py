@@ -14,9 +14,9 @@ from helpers import random_tree
 from kernel_scorer import listed
 from tiny import cycle_base, cycle_heads, random_heads, tiny_base
 
-from treeopt.calibration import MISS, NONE
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy, Rule, Sample, Typical
+from treeopt.defaults import STEP_SIZES
 from treeopt.drafter import Drafter, Level
 from treeopt.drafting.interface import Drafts
 from treeopt.drafting.kernel.data import num_candidates
@@ -28,9 +28,10 @@ from treeopt.evaluate.validate import validate
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.replay import replay
-from treeopt.policy import STEP_SIZES, Plan, TreePolicy
+from treeopt.policy import Plan, TreePolicy
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
+from treeopt.traces import MISS, NONE
 from treeopt.tree import Tree
 
 NEW = 30

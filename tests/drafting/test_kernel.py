@@ -17,12 +17,12 @@ from helpers import random_tree
 from kernel_scorer import Scorer
 from naive_draft import SOURCES, Case, bounds, naive_growth, random_case
 
+from treeopt.defaults import STEP_SIZES
 from treeopt.drafting.interface import AcceptedPart, Expansion, SizeLimits
 from treeopt.drafting.kernel import compiled
 from treeopt.drafting.kernel import session as kernel_session
 from treeopt.drafting.kernel.session import KernelSession
 from treeopt.errors import Code, TreeoptError
-from treeopt.policy import STEP_SIZES
 from treeopt.verify.buffers import compile_ranks
 
 SEEDS = int(os.environ.get("TREEOPT_SEEDS", "4"))  # of each source

@@ -19,10 +19,10 @@ import pytest
 import torch
 from naive_draft import SOURCES, Case, bounds, random_case
 
-from treeopt.calibration import MISS
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import NO_CANDIDATE, SizeLimits
 from treeopt.drafting.kernel import compiled, data
+from treeopt.traces import MISS
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_ranks
 

@@ -15,7 +15,8 @@ from tiny import chat_base, cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibration import Calibration
-from treeopt.drafter import MAX_DEPTH, MAX_WINDOW
+from treeopt.defaults import MAX_DEPTH
+from treeopt.drafter import MAX_WINDOW
 from treeopt.drafting import learn as learning_module
 from treeopt.drafting.count import NgramCounts
 from treeopt.drafting.learn import FOLDS, LM_HEAD_LEVELS, VOTED, Learning, _folds, learn

@@ -13,7 +13,6 @@ import torch
 from naive_draft import Table, bounds, naive_mapped, naive_of, random_drafter
 from tiny import tiny_base
 
-from treeopt.calibration import NONE
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import AcceptedPart, Expansion, SizeLimits
 from treeopt.drafting.kernel.data import MAX_PARENTS
@@ -21,6 +20,7 @@ from treeopt.drafting.model import ModelProposer
 from treeopt.drafting.trace import trace_texts
 from treeopt.models.base import Base
 from treeopt.texts.encode import Text
+from treeopt.traces import NONE
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_ranks
 from treeopt.verify.levels import LevelSession

@@ -12,7 +12,6 @@ import torch
 from naive_draft import SOURCES, NaiveDrafter, Table, bounds, naive_of, random_drafter
 from tiny import random_heads, tiny_base
 
-from treeopt.calibration import MISS, NONE
 from treeopt.drafter import Drafter
 from treeopt.drafting import trace as trace_module
 from treeopt.drafting.interface import Ints
@@ -22,6 +21,7 @@ from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
+from treeopt.traces import MISS, NONE
 
 SEEDS = int(os.environ.get("TREEOPT_SEEDS", "4"))  # of each source
 WINDOWS = (4, 8, 25, 200)  # shorter than the texts, about as long, longer

@@ -9,7 +9,6 @@ from drafters import answered, learned, planted, prompts_of
 from kernel_scorer import listed
 from tiny import VOCAB, random_heads, tiny_base
 
-from treeopt.calibration import MISS, NONE
 from treeopt.decode.rules import Sample
 from treeopt.drafter import Drafter
 from treeopt.drafting.heads import HeadsProposer
@@ -20,6 +19,7 @@ from treeopt.drafting.trace import Target, TextTraces, trace_texts
 from treeopt.models.base import Base
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
+from treeopt.traces import MISS, NONE
 
 TEMPERATURE = 0.6
 COUNT = 7

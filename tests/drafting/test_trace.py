@@ -11,14 +11,14 @@ from drafters import answered, learned, planted, prompts_of
 from kernel_scorer import listed
 from tiny import VOCAB
 
-from treeopt.calibration import MISS, NONE
+from treeopt.defaults import STEP_SIZES
 from treeopt.drafter import Drafter
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.ngram import RecordProposer
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import trace_texts
-from treeopt.policy import STEP_SIZES
 from treeopt.texts.hidden_states import hidden_states
+from treeopt.traces import MISS, NONE
 
 
 def test_ranks_of_heads_drafter_are_those_of_the_heads() -> None:

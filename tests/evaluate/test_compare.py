@@ -12,7 +12,6 @@ import torch
 from tiny import VOCAB, chat_base, cycle_heads
 
 from treeopt import compare
-from treeopt.calibration import MISS, NONE
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.errors import TreeoptError
@@ -27,6 +26,7 @@ from treeopt.models.logits import top_ids
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import as_prompt_set
+from treeopt.traces import MISS, NONE
 from treeopt.tree import Tree
 
 NEW = 10

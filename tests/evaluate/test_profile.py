@@ -15,7 +15,8 @@ from torch import Tensor
 
 from treeopt.decode.decoder import Rows, TreeDecoder
 from treeopt.decode.rules import Greedy
-from treeopt.drafter import KINDS, Drafter, Level
+from treeopt.defaults import KINDS
+from treeopt.drafter import Drafter, Level
 from treeopt.drafting.count import NgramCounts
 from treeopt.drafting.plans import PerStepTrees, StaticTree
 from treeopt.errors import Code, TreeoptError

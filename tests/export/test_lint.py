@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from treeopt.defaults import MAX_DEPTH
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
 from treeopt.export import lint, trees
@@ -18,7 +19,7 @@ from treeopt.export.growmaps import adjacency_text
 from treeopt.export.lint import DRAFT_ROWS, ERROR, WARNING, check_exportable, lint_list, lint_tree
 from treeopt.export.trees import import_tree
 from treeopt.optimize.build_job import BuildJob
-from treeopt.tree import MAX_DEPTH, Tree
+from treeopt.tree import Tree
 
 
 def rules(paths: list[Any], engine: str, **options: Any) -> list[tuple[str, str, int]]:

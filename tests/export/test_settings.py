@@ -12,7 +12,8 @@ import pytest
 from eagle_simulation import MadeUpDrafter, traces_of
 from helpers import random_calibration
 
-from treeopt.calibration import NONE, Calibration, StepTraces
+from treeopt.calibration import Calibration
+from treeopt.defaults import STEP_SIZES
 from treeopt.drafter import Drafter
 from treeopt.engines import SETTINGS
 from treeopt.errors import Code, TreeoptError
@@ -21,7 +22,7 @@ from treeopt.files.drafters import save_drafter
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.chains import best_stopped_chain, chain_tokens, chains_by_batch, choose_dynamic_tree
 from treeopt.optimize.replay import replay
-from treeopt.policy import STEP_SIZES
+from treeopt.traces import NONE, StepTraces
 from treeopt.tree import Tree
 
 CHAINS = ("vllm", "trtllm", "llamacpp", "transformers", "chain")

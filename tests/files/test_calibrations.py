@@ -16,12 +16,12 @@ from helpers import make_calibration, random_calibration, without_checksum
 from sampled_traces import sampled
 
 import treeopt
-from treeopt.calibration import NONE, Calibration, Provenance, StepTraces
-from treeopt.defaults import CALIBRATION_FILE
+from treeopt.calibration import Calibration, Provenance
+from treeopt.defaults import CALIBRATION_FILE, STEP_SIZES
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import SCHEMA, load_calibration, save_calibration
 from treeopt.files.tensors import read_arrays, write_arrays
-from treeopt.policy import STEP_SIZES
+from treeopt.traces import NONE, StepTraces
 
 WRITER = """
 import dataclasses, sys

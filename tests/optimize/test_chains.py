@@ -13,7 +13,7 @@ from helpers import make_calibration, random_calibration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeopt.calibration import NONE, Calibration
+from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.budget import LEAST_GAIN
@@ -33,6 +33,7 @@ from treeopt.optimize.chains import (
     sampled_acceptance,
 )
 from treeopt.optimize.replay import replay
+from treeopt.traces import NONE
 from treeopt.tree import Tree
 
 LEVELS, WIDTH = 4, 5

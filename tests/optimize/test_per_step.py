@@ -9,7 +9,8 @@ import pytest
 from helpers import make_calibration, random_tree
 from per_step_traces import naive, profile_of, traced
 
-from treeopt.calibration import MISS, NONE, Calibration, StepTraces
+from treeopt.calibration import Calibration
+from treeopt.defaults import STEP_SIZES
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.budget import step_seconds
@@ -23,7 +24,8 @@ from treeopt.optimize.per_step import (
     sums_by_size,
 )
 from treeopt.optimize.replay import replay
-from treeopt.policy import STEP_SIZES, TreePolicy
+from treeopt.policy import TreePolicy
+from treeopt.traces import MISS, NONE, StepTraces
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from helpers import make_calibration
 
-from treeopt.calibration import NONE, StepTraces
+from treeopt.defaults import STEP_SIZES
 from treeopt.optimize.per_step import BINS, reliability
-from treeopt.policy import STEP_SIZES
+from treeopt.traces import NONE, StepTraces
 
 
 def test_reliability_by_hand() -> None:

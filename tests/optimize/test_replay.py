@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration, random_tree
 
-from treeopt.calibration import MISS, NONE, Calibration
+from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.optimize.replay import Replay, accepted_drafts, replay
+from treeopt.traces import MISS, NONE
 from treeopt.tree import Tree
 
 KEPT = 16

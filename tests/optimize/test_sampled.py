@@ -11,7 +11,7 @@ import pytest
 from helpers import make_calibration, random_tree
 from sampled_traces import LEVELS, RANKS, TRACED, of_drafter, sampled
 
-from treeopt.calibration import NONE, Calibration, TargetTraces
+from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.optimize.build_job import judge, split
 from treeopt.optimize.curve import measure_curve, policy_curve
@@ -23,6 +23,7 @@ from treeopt.optimize.select_method import MEDUSA, Fitter, Limits, Method
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.optimize.trie import PathTrie
 from treeopt.policy import TreePolicy
+from treeopt.traces import NONE, TargetTraces
 from treeopt.tree import Tree
 
 

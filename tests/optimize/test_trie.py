@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from helpers import random_calibration
 
-from treeopt.calibration import MISS, NONE, Ranks
 from treeopt.optimize.trie import Floats, PathTrie
+from treeopt.traces import MISS, NONE, Ranks
 from treeopt.tree import Path
 
 

@@ -12,9 +12,9 @@ import pytest
 from helpers import pooled, random_calibration
 from numpy.typing import NDArray
 
-from treeopt.calibration import NONE, Ranks
 from treeopt.optimize.trie import Floats, PathTrie
 from treeopt.optimize.values import IndependentValues, JointValues
+from treeopt.traces import NONE, Ranks
 from treeopt.tree import Path
 
 

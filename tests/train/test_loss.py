@@ -15,10 +15,10 @@ from tiny import HIDDEN, VOCAB, random_heads, tiny_base
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treeopt.calibration import NONE
 from treeopt.models import logits
 from treeopt.models.heads import MedusaHeads
 from treeopt.texts.encode import Text
+from treeopt.traces import NONE
 from treeopt.train import loss
 from treeopt.train.loss import IGNORED, head_losses, hits, targets, weighted
 

@@ -7,7 +7,8 @@ import torch
 from helpers import random_tree
 from random_trees import compile_parents
 
-from treeopt.tree import MAX_DEPTH, Tree
+from treeopt.defaults import MAX_DEPTH
+from treeopt.tree import Tree
 from treeopt.verify.buffers import PAD, compile_tree
 
 SIZES = [(1, 1), (2, 1), (9, 3), (24, 5), (64, 4)]

@@ -13,9 +13,9 @@ import pytest
 from helpers import random_tree, stretches
 from report_pages import HOSTILE, VALIDATION, Page, whole_data
 
-from treeopt.calibration import NONE
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.results import ValidationResult
+from treeopt.traces import NONE
 from treeopt.tree import Tree
 from treeopt.view import report
 from treeopt.view.report import render_report

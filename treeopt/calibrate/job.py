@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.calibration import MAX_RANKS, Provenance
+from treeopt.calibration import Provenance
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.drafting.ngram import check_drafter
@@ -25,6 +25,7 @@ from treeopt.runs.shards import Shard
 from treeopt.runs.work import Chunk, Work
 from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.prompts import GivenPrompts, PromptSet, as_prompt_set
+from treeopt.traces import MAX_RANKS
 
 
 @dataclass(frozen=True)

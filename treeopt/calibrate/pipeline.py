@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibrate.job import CalibrationOptions, Job, job_of, provenance_of, settings_of, source_of
 from treeopt.calibrate.results import CalibrationRun
-from treeopt.calibration import NONE, Calibration, Provenance
+from treeopt.calibration import Calibration, Provenance
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.learn import Learned, Learning, learn
@@ -34,7 +34,7 @@ from treeopt.runs.work import Chunk, damaged_part, pack_rows, unpack_rows
 from treeopt.texts.answers import answer_batch, answer_batches, collect
 from treeopt.texts.encode import Encoded, Text, encode_prompts
 from treeopt.texts.prompts import GivenPrompts, Skipped
-from treeopt.traces import StepTraces, TargetTraces, joined
+from treeopt.traces import NONE, StepTraces, TargetTraces, joined
 
 Batches = Mapping[int, Sequence[Text]]  # prompts by the number of their batch among those of all shards
 _STEPS = ("node_rank", "expected_tokens", "confidence")

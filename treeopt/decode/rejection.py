@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from treeopt.decode.rules import NOT_A_NUMBER, Sample, best, draw
+from treeopt.defaults import MAX_DEPTH
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Drafts, ProposerSession
 from treeopt.drafting.model import ModelProposer, ModelSession
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel, as_draft
-from treeopt.tree import MAX_DEPTH, Tree
+from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_ranks
 
 NUM_DRAFTS = (

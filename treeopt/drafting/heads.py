@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeopt.calibration import MAX_RANKS
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import (
     NO_CANDIDATE,
@@ -28,6 +27,7 @@ from treeopt.models.base import Base
 from treeopt.models.compatibility import check_states_fit, heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.logits import rank_of, rows_at_once, top_ids
+from treeopt.traces import MAX_RANKS
 from treeopt.verify.buffers import Buffers
 
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from treeopt.drafter import LEARN_TOKENS, LEVELS, LM_HEAD_LEVELS, MAX_WINDOW, TOP_LOGPROBS, WINDOW, Drafter, Level
+from treeopt.defaults import LEARN_TOKENS, LEVELS, MAX_DEPTH
+from treeopt.drafter import LM_HEAD_LEVELS, MAX_WINDOW, TOP_LOGPROBS, WINDOW, Drafter, Level
 from treeopt.drafting.count import NgramCounts, count_drawn, count_texts
 from treeopt.drafting.fit import FitSample, fit_drafter
 from treeopt.drafting.interface import Proposer
@@ -29,7 +30,6 @@ from treeopt.sampling import check_seed, check_temperature
 from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.encode import Text
 from treeopt.texts.samples import Drawing, draw
-from treeopt.tree import MAX_DEPTH
 
 FOLDS = 4
 TOP = 16  # candidates of a level from its head

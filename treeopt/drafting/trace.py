@@ -16,14 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.calibration import MISS, NONE, Ranks, StepTraces, TargetTraces
+from treeopt.defaults import STEP_SIZES
 from treeopt.drafting.interface import Expansion, Floats, Ints, Proposer, ProposerSession
 from treeopt.models.base import Base
 from treeopt.models.logits import rows_at_once
-from treeopt.policy import STEP_SIZES
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import answer_logits, hidden_states
-from treeopt.traces import TARGET_RANKS
+from treeopt.traces import MISS, NONE, TARGET_RANKS, Ranks, StepTraces, TargetTraces
 
 BASE = "base"  # the source of the root of every step, which is the base model's own token
 _PLACES = 253  # indices in a per-step tree that are stored; larger ones are misses

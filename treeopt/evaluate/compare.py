@@ -16,10 +16,11 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibrate.pipeline import as_calibration, run_calibration
 from treeopt.calibrate.results import CalibrationRun
-from treeopt.calibration import MISS, NONE, Calibration, Provenance, Ranks
+from treeopt.calibration import Calibration, Provenance
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Rule
-from treeopt.drafter import HEADS, HEADS_NGRAM, KINDS, MODEL, MODEL_NGRAM, NGRAM, Drafter
+from treeopt.defaults import HEADS, HEADS_NGRAM, KINDS, MODEL, MODEL_NGRAM, NGRAM, ONE_NODE
+from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.drafting.token_recycling import NAME as RECYCLING
 from treeopt.drafting.token_recycling import TokenRecycling
@@ -54,7 +55,6 @@ from treeopt.evaluate.runs import Runs, decode_all, made_by
 from treeopt.evaluate.timed_step import AcceptDeepest
 from treeopt.files.policies import plan_id
 from treeopt.files.trees import load_tree
-from treeopt.latency import ONE_NODE
 from treeopt.models.base import Base
 from treeopt.models.compatibility import check_heads_fit, heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
@@ -69,6 +69,7 @@ from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Encoded, Text, encode_prompts
 from treeopt.texts.hidden_states import hidden_states
 from treeopt.texts.prompts import GivenPrompts, PromptSet, as_prompt_set
+from treeopt.traces import MISS, NONE, Ranks
 from treeopt.tree import Tree
 from treeopt.verify.probe import check_trees
 

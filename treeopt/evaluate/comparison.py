@@ -8,15 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from treeopt.defaults import LEARN_SIZES
-from treeopt.drafter import HEADS, HEADS_NGRAM, MODEL, MODEL_NGRAM, NGRAM
+from treeopt.defaults import HEADS, HEADS_NGRAM, LEARN_SIZES, MODEL, MODEL_NGRAM, NGRAM, STEP_SIZES
 from treeopt.drafting.learn import Learning
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.evaluate.learn_drafter import setting_of
 from treeopt.evaluate.metrics import Metrics, Spread
 from treeopt.evaluate.runs import ValidateOptions
 from treeopt.optimize.budget import fastest
-from treeopt.policy import STEP_SIZES
 from treeopt.runs.batches import ALONE, BatchRun
 from treeopt.sampling import check_seed
 from treeopt.texts.encode import Text

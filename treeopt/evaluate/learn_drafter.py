@@ -15,12 +15,11 @@ from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.defaults import LEARN_SIZES
-from treeopt.drafter import KINDS, PLAN, Drafter
+from treeopt.defaults import KINDS, LEARN_SIZES, ONE_NODE, STEP_SIZES
+from treeopt.drafter import PLAN, Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.errors import check_choice, check_counts, memory_as_error
 from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep, prefilled
-from treeopt.latency import ONE_NODE
 from treeopt.models.base import DTYPES, Base
 from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
@@ -29,7 +28,7 @@ from treeopt.optimize.budget import fastest
 from treeopt.optimize.chains import ChainPrediction, predict_chains, sampled_acceptance
 from treeopt.optimize.per_step import build_policy
 from treeopt.optimize.tree_builder import build_tree
-from treeopt.policy import STEP_SIZES, Plan, TreePolicy
+from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import GivenPrompts

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.defaults import PROFILE_CONTEXT, PROFILE_NODES, PROFILE_REPEATS
-from treeopt.drafter import HEADS, KINDS, UNTRAINED_TOP, Drafter
+from treeopt.defaults import HEADS, KINDS, ONE_NODE, PROFILE_CONTEXT, PROFILE_NODES, PROFILE_REPEATS, STEP_SIZES
+from treeopt.drafter import UNTRAINED_TOP, Drafter
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.ngram import check_drafter
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts, counted, memory_as_error
 from treeopt.evaluate.timed_step import AcceptDeepest, TimedRounds
-from treeopt.latency import ONE_NODE, LatencyPoint, LatencyProfile
+from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.models.base import Base
 from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
@@ -32,7 +32,7 @@ from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.grow import Growth, grow
 from treeopt.optimize.values import IndependentValues
-from treeopt.policy import STEP_SIZES, Plan, TreePolicy
+from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.tree import Tree
 from treeopt.verify.probe import check_trees

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from treeopt.calibrate.pipeline import as_calibration
-from treeopt.calibration import MAX_RANKS, Calibration, Provenance
+from treeopt.calibration import Calibration, Provenance
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy, Rule, Sample, Typical
 from treeopt.drafter import Drafter
@@ -38,6 +38,7 @@ from treeopt.progress import Progress
 from treeopt.runs.batches import ALONE, BatchRun, Tally
 from treeopt.texts.encode import Text, next_turn
 from treeopt.texts.prompts import Skipped
+from treeopt.traces import MAX_RANKS
 from treeopt.tree import Tree
 
 DRAWS = 1000  # texts drawn of each prompt for the test of their distribution, by each decoder

@@ -15,7 +15,6 @@ from typing import Any, overload
 
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.calibration import MAX_RANKS
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.plans import GivenPlan, as_plan_for
 from treeopt.decode.rules import Sample, Typical
@@ -33,6 +32,7 @@ from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_h
 from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Text, as_texts
 from treeopt.texts.prompts import GivenPrompts
+from treeopt.traces import MAX_RANKS
 from treeopt.tree import Tree, check_tree_fits
 
 _OURS = (AUTOREGRESSIVE, TREE)  # decoders that must give the text of stock generate; prompt lookup is not ours

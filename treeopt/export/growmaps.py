@@ -18,11 +18,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from treeopt.defaults import MAX_NODES
+from treeopt.defaults import MAX_DEPTH, MAX_NODES
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
-from treeopt.tree import MAX_DEPTH, Tree
 from treeopt.tree import Path as RankPath
+from treeopt.tree import Tree
 
 Fault = Callable[[str], TreeoptError]  # what is wrong -> the error, which names the file
 

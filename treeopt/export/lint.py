@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from treeopt.calibration import Calibration
-from treeopt.drafter import HEADS, MODEL
+from treeopt.defaults import HEADS, MODEL
 from treeopt.engines import ANY_DRAFT, EAGLE_DRAFT, ENGINES, HEADS_DRAFT, MODEL_DRAFT, Engine
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts
 from treeopt.export.growmaps import shown

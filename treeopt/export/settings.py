@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treeopt.calibration import Calibration
-from treeopt.drafter import HEADS, MODEL
+from treeopt.defaults import HEADS, MODEL
 from treeopt.engines import ANY_DRAFT, EAGLE_DRAFT, SETTINGS
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts
 from treeopt.export.lint import drafter_name

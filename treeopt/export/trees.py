@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from treeopt.defaults import MAX_NODES
+from treeopt.defaults import MAX_DEPTH, MAX_NODES
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError, check_choice
 from treeopt.export.growmaps import (
@@ -29,8 +29,8 @@ from treeopt.files.choices import choices_text, is_choices, literal, tree_of_lit
 from treeopt.files.read import read_bytes
 from treeopt.files.strict_yaml import read_text, refusal
 from treeopt.files.trees import GivenTree, as_tree
-from treeopt.tree import MAX_DEPTH, Tree
 from treeopt.tree import Path as RankPath
+from treeopt.tree import Tree
 
 
 def braces_text(tree: Tree) -> str:

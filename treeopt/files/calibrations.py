@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AliasChoices, Field
 
-from treeopt.calibration import Calibration, Provenance, StepTraces, TargetTraces
+from treeopt.calibration import Calibration, Provenance
 from treeopt.defaults import CALIBRATION_FILE
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.strict_yaml import Schema, reading
 from treeopt.files.tensors import read_arrays, write_arrays
+from treeopt.traces import StepTraces, TargetTraces
 
 SCHEMA = "treeopt.calibration/1"
 _STEPS = ("node_rank", "expected_tokens", "confidence")  # arrays of per-step trees

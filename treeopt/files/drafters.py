@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field
 
-from treeopt.drafter import HEADS, HEADS_NGRAM, Drafter, Level
+from treeopt.defaults import HEADS, HEADS_NGRAM
+from treeopt.drafter import Drafter, Level
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.strict_yaml import Schema, reading
 from treeopt.files.tensors import read_arrays, write_arrays

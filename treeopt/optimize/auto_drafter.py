@@ -14,10 +14,9 @@ from pathlib import PurePath
 import numpy as np
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import MAX_NODES
-from treeopt.drafter import HEADS, KINDS
+from treeopt.defaults import HEADS, KINDS, MAX_NODES, ONE_NODE
 from treeopt.errors import Code, TreeoptError
-from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, fastest, profile_command, step_seconds
 from treeopt.optimize.build_job import BuildJob, run_job
 from treeopt.optimize.curve import best_size

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
-from treeopt.drafter import HEADS
+from treeopt.defaults import HEADS, ONE_NODE
 from treeopt.errors import Code, TreeoptError, counted
-from treeopt.latency import ONE_NODE, LatencyProfile, unmeasured
+from treeopt.latency import LatencyProfile, unmeasured
 from treeopt.optimize.trie import Floats
 from treeopt.optimize.values import isotonic
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import DEFAULT_TOP_K, DEFAULT_VALUES, DEFAULT_WEIGHTS, MAX_NODES
-from treeopt.drafter import KINDS
+from treeopt.defaults import DEFAULT_TOP_K, DEFAULT_VALUES, DEFAULT_WEIGHTS, KINDS, MAX_NODES, ONE_NODE
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
-from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import check_priced, step_seconds
 from treeopt.optimize.curve import SizeChoice, best_size
 from treeopt.optimize.intervals import Interval, by_text, difference_interval, sampling_interval

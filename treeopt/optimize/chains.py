@@ -14,15 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
-from treeopt.drafter import KINDS
+from treeopt.defaults import KINDS, ONE_NODE, STEP_SIZES
 from treeopt.errors import Code, TreeoptError
-from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, best_budget, budget_at, check_priced, fastest, step_seconds
 from treeopt.optimize.curve import default_sizes
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval
 from treeopt.optimize.per_step import traced_steps
 from treeopt.optimize.replay import Replay, visits
-from treeopt.policy import STEP_SIZES
 
 MOST_DRAFTS = 16  # longest chain that is considered
 WIDTHS = (1, 2, 4, 8, 16)  # of `top_k` that are tried

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from treeopt.calibration import Calibration
-from treeopt.drafter import KINDS
-from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.defaults import KINDS, ONE_NODE, STEP_SIZES
+from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, best_budget, budget_at, check_priced, step_seconds
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval, sampling_interval
 from treeopt.optimize.per_step import sums_by_size, traced_steps
 from treeopt.optimize.replay import TextSums
 from treeopt.optimize.select_method import Fitter, Method
-from treeopt.policy import STEP_SIZES
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.calibration import Ranks
 from treeopt.optimize.trie import Children, Floats
 from treeopt.optimize.values import Values
+from treeopt.traces import Ranks
 from treeopt.tree import Path, Tree
 
 _PAD = -1  # beyond the end of a path; sorts before every rank

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.calibration import Calibration, TargetTraces
+from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.optimize.select_method import Fitter, Limits, Method, MethodFit
 from treeopt.optimize.trie import Floats
 from treeopt.progress import Progress, silent
-from treeopt.traces import joined
+from treeopt.traces import TargetTraces, joined
 from treeopt.tree import Tree
 
 _ROUNDS = 12

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.calibration import NONE, Calibration, StepTraces
-from treeopt.drafter import KINDS
+from treeopt.calibration import Calibration
+from treeopt.defaults import KINDS, ONE_NODE, STEP_SIZES
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.policies import as_policy
-from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, check_priced, drafting_seconds, step_seconds
 from treeopt.optimize.replay import Replay, TextSums, check_drafter, visits
 from treeopt.optimize.tree_builder import predicted_ends, rounded, source_of
-from treeopt.policy import STEP_SIZES, PolicyExpected, TreePolicy
+from treeopt.policy import PolicyExpected, TreePolicy
+from treeopt.traces import NONE, StepTraces
 
 _ROUNDS = 12  # costs change no further by then
 _FEWEST_NODES = 2  # of a policy: the root and a draft

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.calibration import NONE, Calibration
+from treeopt.calibration import Calibration
 from treeopt.defaults import VALUES, WEIGHTS
 from treeopt.errors import Code, TreeoptError, check_choice
 from treeopt.optimize.grow import Growth, grow
@@ -23,6 +23,7 @@ from treeopt.optimize.replay import TextSums, TraceRows, visits
 from treeopt.optimize.trie import Counts, Floats, PathTrie
 from treeopt.optimize.values import IndependentValues, JointValues, Values, falling_rows
 from treeopt.progress import Meter, Progress, silent
+from treeopt.traces import NONE
 from treeopt.tree import Tree
 
 STRENGTHS = (64.0, 256.0, 1024.0)

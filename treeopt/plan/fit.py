@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.defaults import ONE_NODE
+from treeopt.latency import LatencyProfile
 from treeopt.plan.operators import Floats
 from treeopt.plan.step_model import Efficiency, StepModel
 from treeopt.shape import shape_error

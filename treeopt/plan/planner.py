@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS, MAX_NODES
-from treeopt.drafter import HEADS, KINDS
+from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS, HEADS, KINDS, MAX_NODES, ONE_NODE, STEP_SIZES
 from treeopt.errors import check_choice, check_counts
-from treeopt.latency import ONE_NODE
 from treeopt.optimize.curve import default_sizes, measure_curve, policy_curve
 from treeopt.optimize.select_method import Fitter, candidates
 from treeopt.optimize.tree_builder import check_size, tree_limits
 from treeopt.plan.operators import Floats
 from treeopt.plan.step_model import StepModel, check_steps
-from treeopt.policy import STEP_SIZES
 from treeopt.progress import Progress, silent
 from treeopt.shape import shape_error
 

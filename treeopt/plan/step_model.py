@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.latency import ONE_NODE, LatencyPoint, LatencyProfile
+from treeopt.defaults import ONE_NODE
+from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.plan.devices import Device
 from treeopt.plan.operators import Floats, Operator, StepSetting, drafting_operators, forward_operators
 from treeopt.shape import MOST_SECONDS, Drafting, ModelShape, shape_error

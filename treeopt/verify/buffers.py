@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treeopt.defaults import MAX_DEPTH
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import KEY, Configuration
 from treeopt.files.outputs import BUFFERS_SCHEMA as SCHEMA
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.files.trees import GivenTree, as_tree
-from treeopt.tree import MAX_DEPTH, MAX_RANK, ROOT, Tree
+from treeopt.tree import MAX_RANK, ROOT, Tree
 
 PAD = -1  # in `retrieve_indices` and `paths`, beyond the end of a short path
 MEDUSA_TOP_K = 10  # guesses of each head in the original code, for every tree

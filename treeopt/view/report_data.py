@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.calibration import Calibration
-from treeopt.drafter import HEADS, KINDS
+from treeopt.defaults import HEADS, KINDS
 from treeopt.files.configurations import KEY, command_lines
 from treeopt.files.results import ComparisonResult, DecodingResult, ValidationResult, plain
 from treeopt.latency import LatencyProfile
