@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from treeopt.cli.console import Console
 from treeopt.cli.drafters import warn_other_heads
 from treeopt.cli.facts import Column, Fact, Part, Table, milliseconds, picked
-from treeopt.cli.learn_report import reliability_text
+from treeopt.cli.learn_command import reliability_text
 from treeopt.defaults import KINDS, ONE_NODE
 from treeopt.errors import counted
 

@@ -27,7 +27,7 @@ from treeopt.cli.drafters import (
     warn_other_drafter,
 )
 from treeopt.cli.facts import Column, Table, percent, picked
-from treeopt.cli.learn_report import (
+from treeopt.cli.learn_command import (
     announce_learning,
     chain_parts,
     learned_as_dict,
