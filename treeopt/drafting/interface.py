@@ -26,29 +26,17 @@ NO_FLOATS: Floats = np.zeros((0, 0), np.float32)
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """C candidates of each of P nodes, from all sources, and the terms of their scores.
+    """C candidates of each of P nodes, from all sources, and the terms of their scores."""
 
-    Args:
-        tokens: int64 [P, C].
-        repeated: bool [P, C], whether an earlier candidate of the node is the same token.
-        head: float32 [P, C], log-probability by the level's head; 0 for extra depth.
-        prior: float32 [P, C], log of the token's frequency.
-        ratios: float32 [P, C], log-ratio of the n-gram table.
-        prompt_lookup: bool [P, C], whether the token followed the latest longest match.
-        length: int64 [P], tokens of that match.
-        cache: float32 [P, C], log-ratio of the cache of the text so far to the n-gram table.
-        found: int64 [P], number of `CACHE_LENGTHS` that were found in the text so far.
-    """
-
-    tokens: Ints
-    repeated: Bools
-    head: Floats
-    prior: Floats
-    ratios: Floats
-    prompt_lookup: Bools
-    length: Ints
-    cache: Floats
-    found: Ints
+    tokens: Ints  # [P, C]
+    repeated: Bools  # [P, C], whether an earlier candidate of the node is the same token
+    head: Floats  # [P, C], log-probability by the level's head; 0 for extra depth
+    prior: Floats  # [P, C], log of the token's frequency
+    ratios: Floats  # [P, C], log-ratio of the n-gram table
+    prompt_lookup: Bools  # [P, C], whether the token followed the latest longest match
+    length: Ints  # [P], tokens of that match
+    cache: Floats  # [P, C], log-ratio of the cache of the text so far to the n-gram table
+    found: Ints  # [P], number of `CACHE_LENGTHS` that were found in the text so far
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,33 +81,21 @@ class Expansion:
     """One tree for each row, the likeliest nodes first; of equally likely nodes a parent before its child.
 
     A row with fewer candidates than another is padded with nodes of log-probability -inf.
-
-    Args:
-        tokens: int64 [B, n], without the root.
-        parents: int64 [B, n], each node's parent: 0 is the root, i > 0 the node in column i - 1.
-        depths: int64 [B, n].
-        log_probability: float32 [B, n], of each node's path, descending along a row.
     """
 
-    tokens: Ints
-    parents: Ints
-    depths: Ints
-    log_probability: Floats
+    tokens: Ints  # [B, n], without the root
+    parents: Ints  # [B, n], each node's parent: 0 is the root, i > 0 the node in column i - 1
+    depths: Ints  # [B, n]
+    log_probability: Floats  # [B, n], of each node's path, descending along a row
 
 
 @dataclass(frozen=True, eq=False)
 class SizeLimits:
-    """The trees that `ProposerSession.grow` may choose.
+    """The trees that `ProposerSession.grow` may choose: a step takes the size with the most estimated tokens - cost."""
 
-    Args:
-        sizes: nodes, the root counted, ascending; a step takes the size with the most estimated tokens - cost.
-        cost: of a step of each size, in tokens.
-        depth: the maximum.
-    """
-
-    sizes: tuple[int, ...]
-    cost: tuple[float, ...]
-    depth: int
+    sizes: tuple[int, ...]  # nodes, the root counted, ascending
+    cost: tuple[float, ...]  # of a step of each size, in tokens
+    depth: int  # the maximum
 
 
 @runtime_checkable

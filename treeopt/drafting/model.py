@@ -164,12 +164,9 @@ class ModelSession(KernelRows):
         return self._model.extend(ids[:, None], depths, visible)[:, 0]
 
     def rank(self, seen: Observed, paths: Ints, most: int) -> Ranked:
-        """Rank the candidates of n nodes of one depth by the draft model's logits after each of them.
+        """Rank the candidates of n nodes of one depth, at most `most` of each.
 
-        Args:
-            seen: int32 [B, n, 2 K + 1], `top_logprobs` of the logits.
-            paths: int64 [B, n, depth], each node's drafts, the first level first.
-            most: M, the number of candidates that are needed of each node.
+        `seen` int32 [B, n, 2 K + 1] packs the logits after the nodes, whose drafts are `paths` int64 [B, n, depth].
         """
         self.set_step(seen)
         shape = (*paths.shape[:2], most)
@@ -296,15 +293,10 @@ class TracedModel(ModelSession):
 
 
 class GrownLevels:
-    """The likeliest nodes of B rows. `add` takes a level's candidates, `expand` chooses the parents of the next one.
+    """The likeliest nodes of each row. `add` takes a level's candidates, `expand` chooses the parents of the next one.
 
     The nodes are those of `treeopt.drafting.kernel.trees.grow_row`, which grows the same tree node by node: at each
     depth the likeliest nodes become parents, at most `MAX_PARENTS`, unless N others are likelier (EAGLE-2).
-
-    Args:
-        rows: B.
-        nodes: the maximum, root counted.
-        num_candidates: the maximum of a node.
 
     Attributes:
         most: the number of candidates that are needed of each node.

@@ -240,17 +240,11 @@ class Buffers:
 
 @dataclass(frozen=True, eq=False)
 class TreeLevel:
-    """The n drafts of one depth, on the host.
+    """The n drafts of one depth, on the host."""
 
-    Args:
-        parents: int64 [n], index of each parent among the inner nodes of the depth above.
-        ranks: int64 [n].
-        inner: int64 [m], indices of the drafts with children, ascending: the inner nodes of this depth.
-    """
-
-    parents: np.ndarray
-    ranks: np.ndarray
-    inner: np.ndarray
+    parents: np.ndarray  # int64 [n], index of each parent among the inner nodes of the depth above
+    ranks: np.ndarray  # int64 [n]
+    inner: np.ndarray  # int64 [m], indices of the drafts with children, ascending: the inner nodes of this depth
 
 
 def once_a_tree(make: Callable[..., Made]) -> Callable[..., Made]:

@@ -25,7 +25,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.devices import check_one_device
-from treeopt.verify.buffers import Buffers
+from treeopt.verify.buffers import Buffers, once_a_tree
 
 ALIGN = 8  # elements: attention kernels read masks in groups of this many
 _STEP = 256  # entries between the smallest buckets
@@ -33,7 +33,7 @@ _STEPS_UP_TO = 1024  # beyond, buckets are 3/4 and 4/4 of powers of 2
 
 
 def bucket(entries: int) -> int:
-    """The capacity of a cache for so many entries a row: 256, 512, 768, 1024, 1536, 2048, 3072, ...; a multiple of 8.
+    """The capacity of a cache for so many entries a row: 256, 512, 768, 1024, 1536, 2048, 3072, ...
 
     Few sizes mean few captures of a compiled forward. At most 255 entries, or a third, are unused.
     """
@@ -98,33 +98,23 @@ class Arena:
 class Store:
     """The data that the layers of a cache share.
 
-    Attributes:
-        arena: the memory.
-        layers: number of layers, all of one shape and on one device; 0 if unknown.
-        whole: whether forwards with `entries` read the whole capacity, so that no number in them changes between steps.
-        entries: int64 [B, n], indices of each row's next entries; None appends.
-        rows: int64 [B, 1], the numbers of the rows, where `entries` is given.
-        width: number of entries that the next forward reads at least; unused ones are hidden by its mask.
-        blocks: keys and values [m, B, heads, capacity, head size]: first those of all layers of one shape
-            (m = 2 * layers), so that entries of all of them move at once, then those of other layers (m = 1).
-        stacked: whether the first block is that of several layers.
-        taken: number of layers in it.
-        moved: `entries` and `rows` on the devices of other layers.
+    Blocks hold keys and values [m, B, heads, capacity, head size]: the first those of all layers of one shape
+    (m = 2 * layers), so that entries of all of them move at once, the others those of other layers (m = 1).
     """
 
     arena: Arena = field(default_factory=Arena)
-    layers: int = 0
-    whole: bool = False
-    entries: Tensor | None = None
-    rows: Tensor | None = None
-    width: int = 0
+    layers: int = 0  # all of one shape and on one device; 0 if unknown
+    whole: bool = False  # forwards with `entries` read the whole capacity: no number in them changes between steps
+    entries: Tensor | None = None  # int64 [B, n], indices of each row's next entries; None appends
+    rows: Tensor | None = None  # int64 [B, 1], the numbers of the rows, where `entries` is given
+    width: int = 0  # of entries that the next forward reads at least; unused ones are hidden by its mask
     blocks: list[Tensor] = field(default_factory=list)
-    stacked: bool = False
-    taken: int = 0
-    moved: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    stacked: bool = False  # whether the first block is that of several layers
+    taken: int = 0  # number of layers in it
+    moved: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)  # both on other layers' devices
 
     def indices(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """`entries` and `rows` on the device of a layer, to which they are moved once."""
+        """`entries` and `rows` on the device of a layer."""
         assert self.entries is not None
         assert self.rows is not None
         if self.entries.device == device:
@@ -239,11 +229,7 @@ class TreeLayer(DynamicLayer):
 class TreeCache(Cache):
     """A stock cache made of `TreeLayer`s of one capacity; works in stock `forward` and `generate` too.
 
-    Args:
-        capacity: entries of a row.
-        layers: number of layers, if all are on one device; their memory is then one block. 0 otherwise.
-        arena: the memory, used by no other cache; None for a new one.
-        whole: see `Store`.
+    `layers` and `whole` are those of `Store`; no other cache uses the arena.
     """
 
     def __init__(self, capacity: int, layers: int = 0, arena: Arena | None = None, *, whole: bool = False) -> None:
@@ -277,11 +263,9 @@ class TreeCache(Cache):
         self._attach()
 
     def move(self, source: Tensor, start: int | Tensor) -> None:
-        """Copy entries in every layer: those at `source[b]` of row b to `start[b]` and the following indices.
+        """Copy entries in every layer: those at `source` int64 [B, n], ascending, to `start` [B, 1] and the following.
 
-        Args:
-            source: int64 [B, n], absolute indices, ascending; [n] where there is one row.
-            start: int64 [B, 1]; a number where there is one row.
+        With one row they are [n] and a number.
         """
         for block in self.store.blocks:
             source = source.to(block.device)  # layers may be on several devices
@@ -293,11 +277,7 @@ class TreeCache(Cache):
                 block[:, rows, :, target] = block[:, rows, :, source]
 
     def select(self, rows: Sequence[int], used: int) -> None:
-        """Continue with these rows (ascending) only, and their first `used` entries.
-
-        Rows move down in place, over those that have ended: no second cache is allocated, and rows before the first
-        ended one do not move.
-        """
+        """Continue with these rows (ascending) only, and their first `used` entries: they move down in place."""
         moves = [(row, source) for row, source in enumerate(rows) if row != source]
         with torch.inference_mode():  # in which the blocks may have been made
             for block in self.store.blocks:
@@ -324,9 +304,7 @@ _CAPTURES = 64  # of one forward: a number of rows and a capacity each; torch's 
 def compiled(base: Base, nodes: int) -> Base:
     """The model with a compiled forward, whose inputs must have fixed shapes; on a CPU one for all trees of a size.
 
-    Raises:
-        TreeoptError: E401 where there is no C++ compiler, which code for a CPU needs; E402 where the model is divided
-            among devices.
+    E401 where there is no C++ compiler, which code for a CPU needs; E402 where the model is divided among devices.
     """
     check_one_device(base.model, "a compiled forward", fix="a device that holds the model, or compile=False")
     if base.device.type == "cuda":  # a captured graph belongs to the buffers of one decoder
@@ -358,10 +336,7 @@ def _compiled(base: Base) -> Base:
 
 
 def with_standard_strides(values: Tensor) -> Tensor:
-    """The tensor with the strides of a new one of its shape, which a capture depends on.
-
-    `contiguous` leaves the strides of dimensions of size 1 as they are.
-    """
+    """With the strides of a new tensor, on which a capture depends; `contiguous` leaves those of size-1 dimensions."""
     strides = [1]
     for size in values.shape[:0:-1]:
         strides.insert(0, strides[0] * size)
@@ -369,7 +344,7 @@ def with_standard_strides(values: Tensor) -> Tensor:
 
 
 def mark_static(*buffers: Tensor) -> None:
-    """Declare that compiled forwards get these very buffers: a captured graph writes to them and makes no copies."""
+    """Declare that compiled forwards get these very buffers, to which a captured graph writes without copies."""
     from torch._dynamo import mark_static_address  # takes a second to import
 
     for buffer in buffers:
@@ -377,26 +352,21 @@ def mark_static(*buffers: Tensor) -> None:
 
 
 def padded(tree: Buffers, nodes: int) -> Buffers:
-    """The tree with more nodes, as far as a forward reads it: mask and positions.
-
-    The added nodes have depth 0 and attend to the prefix and themselves.
-    """
+    """The tree with more nodes, as far as a forward reads it: they have depth 0 and attend to prefix and themselves."""
     more = nodes - tree.nodes
-    if not more:
-        return tree
     mask = F.pad(tree.attention_mask, (0, more, 0, more))
     added = torch.arange(tree.nodes, nodes, device=mask.device)
     mask[..., added, added] = True
     return dataclasses.replace(tree, attention_mask=mask, position_ids=F.pad(tree.position_ids, (0, more)))
 
 
-class Slots:
-    """The rows of a forward whose number does not change, of which only some are in progress.
+padded_once = once_a_tree(padded)
 
-    Args:
-        live: the slot of each row in progress, ascending.
-        slots: their number, B.
-        device: of the forward's inputs.
+
+class Slots:
+    """The B rows of a compiled forward, of which only some are in progress: `live` are their slots, ascending.
+
+    So every step has the same number of rows: an ended one repeats the inputs of the first row in progress.
     """
 
     def __init__(self, live: Sequence[int], slots: int, device: torch.device) -> None:
@@ -405,7 +375,7 @@ class Slots:
         self._live = torch.tensor(list(live), device=device)
 
     def fill(self, values: Tensor) -> Tensor:
-        """The values of each slot: [b, ...] -> [B, ...]; of an ended one, those of the first row."""
+        """The values of each slot: [b, ...] -> [B, ...]."""
         return values.index_select(0, self._row)
 
     def fill_trees(self, tree: Buffers) -> Buffers:

@@ -1,7 +1,6 @@
-"""Texts in progress on a draft model, whose trees are computed a level at a time.
+"""Texts in progress on a draft model, whose trees are computed a level at a time: one forward over its new nodes each.
 
-A level's tokens are known only after the forward over the level above, so each level takes one forward over its new
-nodes, which attend to their text and, in the cache after it, to their ancestors.
+They attend to their text and, in the cache after it, to their ancestors.
 """
 
 from __future__ import annotations
@@ -21,15 +20,7 @@ from treeopt.verify.masks import TreeMasks, layer_windows
 class LevelSession:
     """B texts in progress. Per step: `append` new tokens of the texts and `keep` them, then `extend` by each level.
 
-    Args:
-        base: the draft model.
-        rows: B.
-
-    Attributes:
-        lengths: cached tokens of each text.
-
-    Raises:
-        TreeoptError: E502 where the model's layers cannot attend to a tree.
+    `lengths` are the cached tokens of each text. E502 where the model's layers cannot attend to a tree.
     """
 
     def __init__(self, base: Base, rows: int) -> None:
@@ -41,7 +32,7 @@ class LevelSession:
 
     @torch.inference_mode()  # always, as tensors made in this mode cannot be written outside it
     def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor, *, logits_to_keep: int = 0) -> Tensor:
-        """One forward over n more nodes of each row's tree, which has m nodes before.
+        """One forward over n more nodes of each row's tree, which has m nodes before; logits [B, n, V].
 
         Positions beyond the model's context are its last one.
 
@@ -50,9 +41,6 @@ class LevelSession:
             depths: int64 [1 or B, m + n], of all nodes; that of a node right after the text is 0.
             visible: bool [1 or B, n, m + n], whether each new node attends to each node.
             logits_to_keep: number of last nodes whose logits are returned; 0 for all.
-
-        Returns:
-            Logits [B, n, V].
         """
         before, count = self._nodes, tokens.shape[1]
         longest = max(self.lengths)
@@ -99,22 +87,15 @@ class LevelSession:
 
 @dataclass(frozen=True, eq=False)
 class StaticLevel:
-    """One level of a static tree, with what the forward over its m inner nodes needs.
-
-    Args:
-        of: its parents, ranks and inner nodes.
-        depths: int64 [1, M], of all inner nodes down to this level, which are nodes of the draft model.
-        visible: bool [1, m, M], which of these each of the last m attends to.
-    """
+    """One level of a static tree, with what the forward over its m inner nodes needs."""
 
     of: TreeLevel
-    depths: Tensor
-    visible: Tensor
+    depths: Tensor  # int64 [1, M], of all inner nodes down to this level, which are nodes of the draft model
+    visible: Tensor  # bool [1, m, M], which of these each of the last m attends to
 
 
 @once_a_tree
 def static_levels(tree: Buffers, device: torch.device) -> list[StaticLevel]:
-    """The levels of a static tree, with the masks of their forwards."""
     found: list[StaticLevel] = []
     depths, visible = torch.zeros(0, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.bool)
     for depth, level in enumerate(tree.levels):

@@ -1,21 +1,15 @@
-"""Tree attention masks for stock models, aligned for every attention kernel.
+"""Tree attention masks for stock models, and the limits of texts in models that cannot have them everywhere.
 
-A node attends to the prefix, its ancestors and itself, within the layer's sliding window. Windows are measured between
-positions, not between cache indices, which differ inside a tree.
-
-A mask's rows are a multiple of 8 elements apart, and it begins at such a multiple in its memory: kernels copy a mask
-that is not aligned, or refuse it. So entries are read up to a multiple of 8, and the columns after a tree are hidden.
-
-For one text the mask does not depend on the length of the prefix otherwise, so it is a view of a right-aligned buffer
-[longest prefix | tree | hidden]; there is one buffer for each remainder of the length by 8. The mask of a static tree
-is written into each once; of a per-step tree the columns of the tree are written at each step. The masks of a batch,
-with prefixes of different lengths, are made at each step.
+A node attends to the prefix, its ancestors and itself, within the layer's sliding window, which is measured between
+positions. Kernels copy or refuse a mask that is not aligned: its rows are a multiple of 8 elements apart. For one text
+it is a view of a right-aligned buffer [longest prefix | tree | hidden], one for each remainder of the length by 8, into
+which a static tree is written once. The masks of a batch are made at each step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,11 +27,7 @@ Windows = Mapping[str, int | None]
 
 
 def layer_windows(config: PreTrainedConfig) -> dict[str, int | None]:
-    """The sliding window of each kind of attention layer; None for full attention.
-
-    Raises:
-        TreeoptError: E502 where a layer's attention is of a kind that cannot verify trees.
-    """
+    """The sliding window of each kind of attention layer; None for full attention. E502 where a kind takes no tree."""
     text = config.get_text_config()
     window = getattr(text, "sliding_window", None)
     if getattr(text, "use_sliding_window", True) is False:
@@ -55,31 +45,19 @@ def layer_windows(config: PreTrainedConfig) -> dict[str, int | None]:
 
 @dataclass
 class _Buffer:
-    """The mask after prefixes whose lengths have one remainder.
+    """The mask after prefixes whose lengths have one remainder."""
 
-    Attributes:
-        values: by kind of layer, float [1, 1, N, prefix | tree | hidden].
-        root: column of the root.
-        tree: the static tree that was written into it.
-    """
-
-    values: dict[str, Tensor]
-    root: int
-    tree: Buffers | None = field(default=None)
+    values: dict[str, Tensor]  # by kind of layer, float [1, 1, N, prefix | tree | hidden]
+    root: int  # column of the root
+    tree: Buffers | None = None  # the static tree that was written into it
 
 
 class TreeMasks:
     """The masks of a model's trees: additive floats, 0 to attend, the dtype's minimum to hide.
 
-    Eager and sdpa attention accept them. Models with several kinds of layers take a mapping by kind.
-
-    Args:
-        base: the model, for dtype and device of the masks.
-        nodes: the maximum of any tree, root counted.
-        depth: the maximum of any node.
-        windows: of each kind of attention layer.
-        whole: whether forwards read the whole capacity of the cache; the masks are then contiguous, so that their
-            strides do not depend on the largest cache so far.
+    Eager and sdpa attention accept them. Models with several kinds of layers take a mapping by kind. `nodes` and
+    `depth` are the maxima of any tree. Where forwards read the `whole` capacity of the cache, masks are contiguous, so
+    that their strides do not depend on the largest cache so far.
     """
 
     def __init__(self, base: Base, nodes: int, depth: int, windows: Windows, *, whole: bool = False) -> None:
@@ -105,14 +83,9 @@ class TreeMasks:
         }
 
     def one_row(self, tree: Buffers, length: int, width: int, unmasked: Collection[str] = ()) -> Mask:
-        """The mask of one text: [1, 1, N, width], a view.
+        """The mask of one text of `length` tokens: [1, 1, N, width], a view; `unmasked` kinds of layers get none.
 
-        Args:
-            tree: the tree, of one row.
-            length: tokens of the prefix.
-            width: entries that the forward reads, `length` and the nodes, rounded up to a multiple of 8 at
-                most; where `whole`, the reserved capacity.
-            unmasked: kinds of layers that get no mask.
+        `width` entries are read: `length` and the nodes, rounded up to a multiple of 8; where `whole`, all reserved.
         """
         if len(unmasked) == len(self._windows):
             return self._of({})
@@ -131,14 +104,7 @@ class TreeMasks:
         return self._of({kind: with_standard_strides(mask) for kind, mask in masks.items()} if self._whole else masks)
 
     def rows(self, tree: Buffers, lengths: Tensor, width: int, unmasked: Collection[str] = ()) -> Mask:
-        """The masks of texts of `lengths` int64 [B]: [B, 1, N, width].
-
-        Args:
-            tree: the tree of all rows, or one for each.
-            lengths: tokens of the prefixes.
-            width: as `one_row`, a multiple of 8.
-            unmasked: as `one_row`: none of the kinds, or all.
-        """
+        """The masks of texts of `lengths` int64 [B]: [B, 1, N, width]; of the `unmasked` kinds none or all."""
         if unmasked:
             return self._of({})
         nodes = tree.nodes
@@ -148,11 +114,7 @@ class TreeMasks:
     def last_nodes(self, visible: Tensor, depths: Tensor, lengths: Tensor, width: int) -> Mask:
         """The masks of the last n of M nodes in each row, after texts of `lengths` int64 [B]: [B, 1, n, width].
 
-        Args:
-            visible: bool [1 or B, n, M], whether each of these nodes attends to each node.
-            depths: int64 [1 or B, M], the depth of each node; its position is the length of the text + depth.
-            lengths: tokens of the texts.
-            width: as `one_row`, a multiple of 8.
+        `visible` bool [1 or B, n, M] is whether each of them attends to each node, `depths` are int64 [1 or B, M].
         """
         rows, (count, nodes) = len(lengths), visible.shape[1:]
         place = torch.arange(width, device=lengths.device) - lengths[:, None]  # [B, width], relative to the root
@@ -170,10 +132,9 @@ class TreeMasks:
         return self._of(masks)
 
     def autoregressive(self, length: int, rows: int) -> dict[str, None]:
-        """The kinds of layers in which the token after `length` others needs no mask: it attends to all of them.
+        """The kinds of layers in which the token after `length` others attends to all of them, and needs no mask.
 
-        Attention without a mask is faster, and what an autoregressive baseline is compared with. Empty where a batch
-        would need the masks of some kinds.
+        That is faster, and what an autoregressive baseline does. Empty where a batch would need masks of some kinds.
         """
         kinds = {kind: None for kind, window in self._windows.items() if window is None or length < window}
         return kinds if rows == 1 or len(kinds) == len(self._windows) else {}
@@ -218,7 +179,10 @@ class TreeMasks:
 
 
 def index_window(config: PreTrainedConfig) -> int | None:
-    """The least window, in cache entries, of a model whose masks depend on cache indices; None for other models."""
+    """The least window, in cache entries, of a model whose masks depend on cache indices (GPT-Neo); None for others.
+
+    They hide nothing that a tree needs as long as all entries that are read, drafts included, are within it.
+    """
     text = config.get_text_config()
     layers = getattr(text, "attention_layers", None)  # GPT-Neo's name
     if layers is None:
@@ -242,9 +206,10 @@ def frequency_switch(config: PreTrainedConfig) -> int | None:
 
 
 def check_frequencies(switch: int, lengths: Sequence[int], max_new_tokens: int) -> None:
-    """Raise E503 unless all texts of a batch end before the switch of frequencies, or begin after it.
+    """Raise E503 unless all texts of a batch end before the switch of rotary frequencies, or begin after it.
 
-    The last token of a text is not run through the model, so a text may be one token longer than `switch`.
+    `longrope` has one set of frequencies for all tokens of a forward: the second as soon as any position is beyond the
+    original context. The last token of a text is not run, so a text may be one token longer than `switch`.
     """
     if all(length > switch for length in lengths) or max(lengths) + max_new_tokens <= switch + 1:
         return

@@ -1,4 +1,8 @@
-"""Texts in progress on a stock model: the KV cache, and one forward over a compiled tree at each step."""
+"""Texts in progress on a stock model: the KV cache, and one forward over a compiled tree at each step.
+
+Other rooms use of a forward `begin`, and of a session `lengths`, `verify`, `keep`, `select` and `rewind`: another route
+of verification has these. All else is how trees with masks are run.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,17 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.tree import ROOT
 from treeopt.verify.buffers import Buffers
-from treeopt.verify.cache import Arena, Slots, TreeCache, aligned, bucket, compiled, padded, with_standard_strides
+from treeopt.verify.cache import (
+    Arena,
+    Slots,
+    TreeCache,
+    aligned,
+    bucket,
+    compiled,
+    padded,
+    padded_once,
+    with_standard_strides,
+)
 from treeopt.verify.masks import Mask, TreeMasks, check_frequencies, frequency_switch, layer_windows, tree_context
 
 NodePath = Sequence[int]  # nodes, the root first
@@ -26,16 +40,10 @@ _ATTENTION = ("eager", "sdpa")  # these accept a float mask; flex attention abor
 
 
 class TreeForward:
-    """A model with the masks of its trees; `begin` starts a session for one text or a batch, any number of times.
+    """A model with the masks of its trees, which have at most so many nodes and levels.
 
-    Args:
-        base: the model.
-        nodes: the maximum of any tree, root counted.
-        depth: the maximum of any node.
-        compile: run the forward over trees, and no other forward, through `torch.compile`, with fixed shapes.
-
-    Raises:
-        TreeoptError: E502 where the model's attention cannot verify trees.
+    `compile` runs the forward over trees, and no other forward, through `torch.compile`, with fixed shapes. E502 where
+    the model's attention cannot verify trees.
     """
 
     def __init__(self, base: Base, nodes: int, depth: int, *, compile: bool = False) -> None:
@@ -59,19 +67,15 @@ class TreeForward:
         self._arena, self._masks = self._memory()
         self._user: weakref.ref[Session] | None = None  # the session that writes to both
         self._lock = threading.Lock()  # texts may begin in several threads
-        self._padded: tuple[Buffers, Buffers] | None = None
 
     def begin(self, prompts: Sequence[Tensor], max_new_tokens: int) -> tuple[Session, Tensor, Tensor]:
         """Prefill prompts (each int64 [T], of any lengths), for at most `max_new_tokens` more in each row.
 
         The memory of the cache and the masks is kept for the next session; a session that begins while another is in
-        use has its own, so that each may run in a thread.
+        use has its own, so that each may run in a thread. E503 where prompt and new tokens do not fit into the context.
 
         Returns:
             The session, and logits [B, V] and hidden states [B, d] at each prompt's last token.
-
-        Raises:
-            TreeoptError: E503 where prompt and new tokens do not fit into the context.
         """
         lengths = [len(prompt) for prompt in prompts]
         self._check_lengths(lengths, max_new_tokens)
@@ -96,7 +100,7 @@ class TreeForward:
 
     @functools.cached_property
     def numbers(self) -> Tensor:
-        """int64 [N]: 0, 1, ... up to the maximum of any tree."""
+        """int64 [N]: 0, 1, ..."""
         return torch.arange(self.nodes, device=self.base.device)
 
     def capacity(self, length: int) -> int:
@@ -109,12 +113,9 @@ class TreeForward:
 
     def with_all_nodes(self, tree: Buffers) -> Buffers:
         """The tree, padded to the maximum number of nodes; that of a static tree is made once."""
-        if tree.per_row or tree.nodes == self.nodes:
-            return padded(tree, self.nodes)
-        known = self._padded
-        if known is None or known[0] is not tree:
-            self._padded = known = tree, padded(tree, self.nodes)
-        return known[1]
+        if tree.nodes == self.nodes:
+            return tree
+        return padded(tree, self.nodes) if tree.per_row else padded_once(tree, self.nodes)
 
     def _memory(self) -> tuple[Arena, TreeMasks]:
         """Memory of a session's cache and masks."""
@@ -136,7 +137,7 @@ class TreeForward:
 
 
 def pick(states: Tensor, places: Sequence[int]) -> Tensor:
-    """The entry at one index of each row: [B, n, ...] -> [B, ...]."""
+    """The entry at one place of each row: [B, n, ...] -> [B, ...]."""
     if len(places) == 1:
         return states[:, places[0]]
     rows = torch.arange(len(places), device=states.device)
@@ -146,12 +147,7 @@ def pick(states: Tensor, places: Sequence[int]) -> Tensor:
 class Session:
     """B texts in progress. Per step: `verify(tokens, tree)`, then `keep(paths)`.
 
-    Args:
-        forward: the model.
-        cache: holds the prompts after the prefill.
-        masks: used by no other session.
-        lengths: tokens of each prompt.
-        limit: entries of a row that may be used, drafts included.
+    `lengths` are those of the prompts, `limit` the entries of a row that may be used, drafts included.
     """
 
     def __init__(
@@ -176,17 +172,10 @@ class Session:
         return torch.tensor(self._lengths, device=self._forward.base.device)
 
     def verify(self, tokens: Tensor, tree: Buffers) -> tuple[Tensor, Tensor]:
-        """One forward over all nodes of all rows.
-
-        Args:
-            tokens: int64 [B, N], each node's token.
-            tree: the tree of all rows, or one for each.
+        """One forward over all nodes of all rows, with tokens int64 [B, N]; E503 where reserved space is used up.
 
         Returns:
             Logits [B, N, V] and hidden states [B, N, d]; where the forward is compiled, valid until the next one.
-
-        Raises:
-            TreeoptError: E503 where the reserved space of a text is used up.
         """
         logits, hidden = self._forward.verifier.forward(**self.inputs(tokens, tree))
         if self._slots is not None:
@@ -223,9 +212,7 @@ class Session:
     def keep(self, paths: Sequence[NodePath], on_device: Tensor | None = None) -> None:
         """Keep one path of each row's tree, the nodes from the root on, and drop the other nodes.
 
-        Args:
-            paths: one for each row.
-            on_device: the same as int64 [B, n] on the device, if available; negative beyond the end of a path.
+        `on_device` are the same as int64 [B, n] on the device, if available; negative beyond the end of a path.
         """
         # A path of n nodes that ends with node n - 1 is nodes 0 to n - 1, which need no move.
         if any(path[-1] >= len(path) for path in paths):
@@ -245,10 +232,7 @@ class Session:
         self.rewind([length + len(path) for length, path in zip(self.lengths, paths, strict=True)])
 
     def select(self, rows: Sequence[int]) -> None:
-        """Continue with these rows (ascending) only.
-
-        A compiled forward goes on with all rows; those that have ended are cut from its results.
-        """
+        """Continue with these rows (ascending) only; a compiled forward goes on with all, and those are cut out."""
         if self._forward.fixed:
             self._live = [self._live[row] for row in rows]
             live = set(self._live)

@@ -57,8 +57,8 @@ def index_up_to(texts: Texts, text: int, end: int) -> None:
 def matches(k: Kernel, row: int, depth: int) -> tuple[int, int, int]:
     """Find the matches of a path of `depth` drafts, `k.work.path`, in the text before the root.
 
-    Returns:
-        Their number, the length of the longest, and its latest place.
+    A match at place p: the tokens up to and including p equal the last tokens of text and path. Returns their number,
+    the length of the longest, and its latest place.
     """
     text, root, path = k.step.text[row], k.step.end[row] - 1, k.work.path
     tokens, previous = k.texts.tokens[text], k.texts.previous[text]
@@ -84,12 +84,9 @@ def matches(k: Kernel, row: int, depth: int) -> tuple[int, int, int]:
 
 @compiled
 def count_votes(k: Kernel, row: int, found: int) -> tuple[int, int, float]:
-    """The weights of the tokens that followed the `found` matches; see `treeopt.drafter` for the formula.
+    """Weigh the tokens that followed the `found` matches: P_last(y) = rest * P_0(y) + weight of y (`treeopt.drafter`).
 
-    The estimate P_last of the longest length found is linear in the votes: P_last(y) = rest * P_0(y) + weight of y.
-
-    Returns:
-        The number of different tokens, the number of `CACHE_LENGTHS` found, and the rest.
+    Returns the number of different tokens, the number of `CACHE_LENGTHS` found, and the rest.
     """
     tokens, prior, work, kinds = k.texts.tokens[k.step.text[row]], k.record.cache_prior[0], k.work, k.record.kinds
     counts, alone = work.kind_counts, work.kind_weights
@@ -154,9 +151,9 @@ def cache_terms(work: Scratch, candidates: int, voters: int, rest: float) -> Non
 
 @compiled
 def frequent_tokens(k: Kernel, row: int) -> None:
-    """Write the most frequent tokens of a row's window, and their ratios to the uniform distribution, then the backoff.
+    """Write the most frequent tokens of a row's window, of equals the smaller id, and their ratios, then the backoff.
 
-    Of equally frequent tokens the smaller id is first; where the text has too few, the smallest other ids follow.
+    Where the text has too few tokens, the smallest other ids follow.
     """
     frequent, ratios, counts = k.step.frequent[row], k.step.frequent_ratios[row], k.work.voters
     tokens, end = k.texts.tokens[k.step.text[row]], k.step.end[row]
@@ -196,22 +193,15 @@ def frequent_tokens(k: Kernel, row: int) -> None:
 
 
 _HASH, _SHIFT = 2654435769, 12  # Knuth's multiplicative hash; its lowest bits are the token's
-Found = tuple[int, int, int, int]  # candidates, which of them was looked up, length of the match, cache lengths
+Found = tuple[int, int, int, int]
 
 
 @compiled
 def candidates(k: Kernel, row: int, depth: int, source: int) -> int:
-    """Write the candidates of a node and their scores to `k.work.token` and `k.work.score`.
+    """Write the candidates of a node and their scores to `k.work.token` and `k.work.score`; returns their number.
 
-    Args:
-        k: the kernel's arrays; the row's text is indexed up to its root, the node's drafts are in `k.work.path`.
-        row: of the batch.
-        depth: of the node, which is the number of its drafts.
-        source: index of the node's logits in `k.step.seen`: that of the level (`k.record.sources`), or of a draft
-            model's logits after the node; -1 where there are none.
-
-    Returns:
-        Number of candidates, all different.
+    The row's text is indexed up to its root, and the node's `depth` drafts are in `k.work.path`. `source` is the index
+    of its logits in `k.step.seen`: that of the level (`k.record.sources`) or of the node; -1 where there are none.
     """
     count, looked_up, length, lengths = terms_of(k, row, depth, source)
     terms, scores, weights = k.work.terms, k.work.score, k.record.weights[depth]
@@ -227,9 +217,7 @@ def candidates(k: Kernel, row: int, depth: int, source: int) -> int:
 def terms_of(k: Kernel, row: int, depth: int, source: int) -> Found:
     """Write the candidates of a node and the terms of their scores to `k.work.token` and `k.work.terms`.
 
-    Returns:
-        Number of candidates; the one that followed the latest longest match; length of that match; number of
-        `CACHE_LENGTHS` that were found.
+    Returns their number, the one that followed the latest longest match, its length, the number of lengths found.
     """
     record, work = k.record, k.work
     count, width = _first_candidates(k, row, source), record.tokens.shape[1]
@@ -280,7 +268,6 @@ def _first_candidates(k: Kernel, row: int, source: int) -> int:
 
 @compiled
 def _clear(work: Scratch, count: int) -> None:
-    """Clear the map of the candidates."""
     for i in range(count):
         work.slots[work.token[i]] = 0
 
@@ -396,7 +383,6 @@ def log_probability(record: Record, depth: int, score: float, largest: float, to
 
 @compiled
 def _interpolated(at: float, x: Doubles, y: Doubles) -> float:
-    """Linear between pairs, constant beyond them."""
     if at <= x[0]:
         return y[0]
     if at >= x[-1]:
@@ -420,10 +406,7 @@ def begin_row(k: Kernel, row: int) -> None:
 
 @compiled
 def source_rows(k: Kernel, first: int, last: int, true: Ints, ranks: Ints) -> None:
-    """Follow the true tokens [B, L]: ranks [B, L, COLUMNS], the place of each in the list of each source; -1 if none.
-
-    Beyond the end of a text, where `true` is negative, all are -1.
-    """
+    """Follow the true tokens [B, L]: write [B, L, COLUMNS], their places in the list of each source; -1 if none."""
     for row in range(first, last):
         begin_row(k, row)
         for depth in range(true.shape[1]):

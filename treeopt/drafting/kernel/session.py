@@ -24,6 +24,7 @@ from treeopt.drafting.interface import (
     ProposerSession,
     SizeLimits,
 )
+from treeopt.drafting.kernel import trees
 from treeopt.drafting.kernel.compiled import note_compilation
 from treeopt.drafting.kernel.data import (
     EMPTY,
@@ -40,19 +41,7 @@ from treeopt.drafting.kernel.data import (
     new_work,
 )
 from treeopt.drafting.kernel.nodes import COLUMNS, index_up_to, source_rows
-from treeopt.drafting.kernel.trees import (
-    Compiled,
-    Grown,
-    Sizes,
-    Terms,
-    candidate_rows,
-    compile_rows,
-    fill_rows,
-    grow_rows,
-    new_parents,
-    terms_of_rows,
-    trace_rows,
-)
+from treeopt.drafting.kernel.trees import Grown, Sizes
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.logits import top_ids
 from treeopt.verify.buffers import Buffers, once_a_tree
@@ -93,11 +82,7 @@ class KernelRows(ProposerSession):
         self.looked: Observed | None = None
 
     def set_step(self, seen: Observed) -> None:
-        """Begin a step with log-probabilities of S sets of logits, packed by `top_logprobs`: [B, ...].
-
-        Raises:
-            TreeoptError: E504 where they are not numbers.
-        """
+        """Begin a step with S sets of logits, int32 [B, ...] by `top_logprobs`; E504 where one is not finite."""
         self.looked = None
         record, rows, known = self.source.record, len(self._end), 2 * self.source.known + 1
         seen = np.ascontiguousarray(seen).reshape(rows, -1 if seen.size else 0, known)
@@ -116,23 +101,17 @@ class KernelRows(ProposerSession):
         if self._works and len(self._works[0].places) < self._texts.tokens.shape[1]:
             self._works = []
 
-    @property
-    def ends(self) -> list[int]:
-        """Tokens of each row, the root included."""
-        ends: list[int] = self._end.tolist()
-        return ends
-
     def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
         true = np.ascontiguousarray(true)
         ranks = np.empty_like(true)
         best: Floats = np.empty(true.shape, np.float32) if confidence else NO_FLOATS
-        self.in_threads(lambda kernel, part: trace_rows(kernel, *part, true, ranks, best))
+        self.in_threads(lambda kernel, part: trees.trace_rows(kernel, *part, true, ranks, best))
         return ranks, best
 
     def candidates(self, true: Ints, count: int) -> Ints:
         true = np.ascontiguousarray(true)
         tokens: Ints = np.empty((*true.shape, count), np.int64)
-        self.in_threads(lambda kernel, part: candidate_rows(kernel, *part, true, tokens))
+        self.in_threads(lambda kernel, part: trees.candidate_rows(kernel, *part, true, tokens))
         return tokens
 
     def sources(self, true: Ints) -> list[list[dict[str, int]]]:
@@ -155,7 +134,7 @@ class KernelRows(ProposerSession):
         settings[VOTES] = settings[WINDOW_OF] > 0  # weights of 0 need no votes, but their fit does
         [work] = self.working(1)
         points, width = len(true), len(work.token)
-        out = Terms(
+        out = trees.Terms(
             tokens=np.zeros((points, width), np.int64),
             terms=np.zeros((4, points, width), np.float32),
             width=np.zeros(points, np.int64),
@@ -164,7 +143,7 @@ class KernelRows(ProposerSession):
             found=np.zeros(points, np.int64),
         )
         kernel = self.kernel(work)._replace(record=record._replace(settings=settings))
-        terms_of_rows(kernel, np.ascontiguousarray(true), out)
+        trees.terms_of_rows(kernel, np.ascontiguousarray(true), out)
         slots = np.arange(width)
         head, prior, ratios, cache = out.terms
         return Features(
@@ -214,8 +193,8 @@ class KernelRows(ProposerSession):
             return *(one.reshape(shape) for one, shape in zip(numbers, shapes, strict=True)), mask, void
 
         [work] = self.working(1)
-        made = Compiled(*parts(packed, packed[2 * line + path :].view(np.uint8)))
-        compile_rows(self.kernel(work), grown, np.zeros(nodes, np.int64), made)
+        made = trees.Compiled(*parts(packed, packed[2 * line + path :].view(np.uint8)))
+        trees.compile_rows(self.kernel(work), grown, np.zeros(nodes, np.int64), made)
         on_device = torch.from_numpy(packed).to(roots.device)
         tokens, depths, paths, mask, void = parts(on_device, on_device[2 * line + path :].view(torch.uint8))
         order = torch.arange(nodes, device=roots.device).expand(rows, nodes)
@@ -320,7 +299,7 @@ class KernelSession(KernelRows):
         self.begin(roots, states)
         shape, rows = shape_of(tree), len(self._end)
         tokens, void = np.empty((rows, tree.nodes), np.int64), np.zeros((rows, tree.nodes), np.bool_)
-        self.in_threads(lambda kernel, part: fill_rows(kernel, *part, shape, tokens, void))
+        self.in_threads(lambda kernel, part: trees.fill_rows(kernel, *part, shape, tokens, void))
         if not void.any():
             return Drafts(with_roots(torch.from_numpy(tokens).to(roots.device), roots), tree)
         both = torch.from_numpy(np.stack([tokens, void])).to(roots.device)  # one transfer
@@ -362,6 +341,6 @@ class KernelSession(KernelRows):
         most = min(nodes, 1 + MAX_PARENTS * depth) + 1
 
         def rows(kernel: Kernel, part: tuple[int, int]) -> None:
-            grow_rows(kernel, *part, sizes, grown, new_parents(most, len(work.token), depth))
+            trees.grow_rows(kernel, *part, sizes, grown, trees.new_parents(most, len(work.token), depth))
 
         self.in_threads(rows)
