@@ -209,7 +209,7 @@ def _bug(error: Exception) -> dict[str, Any]:
     return {"error": _BUG, "what": what, "at": f"{place.filename}:{place.lineno}", "exit_status": EXIT_BUG}
 
 
-class _Text(click.types.StringParamType):
+class _FileText(click.types.StringParamType):
     """A text, for which a shell offers files."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -225,7 +225,7 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.
         )
         for one in made.params:
             if isinstance(one.type, click.types.StringParamType):
-                one.type = _Text()
+                one.type = _FileText()
         return made
 
     return decorate

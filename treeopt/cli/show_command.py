@@ -13,6 +13,7 @@ import click
 from treeopt.cli.checks import check_apart, check_belongs
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import warn_edited, warn_other_traces
+from treeopt.cli.facts import picked
 from treeopt.cli.show_report import as_dict, report
 from treeopt.defaults import MAX_NODES
 from treeopt.engines import ENGINES
@@ -256,15 +257,9 @@ def _show_path(console: Console, name: str, path: str, calibration: str | None) 
     console.result(
         {
             "path": ranks,
-            "in_tree": last.in_tree,
-            "value": last.value,
-            "place": last.place,
-            "cut_off": found.cut_off,
-            "margin": found.margin,
-            "made_it": found.made_it,
-            "method": found.method,
+            **picked(last, "in_tree", "value", "place"),
+            **picked(found, "cut_off", "margin", "made_it", "method", "prefixes"),
             "tokens_per_step": None if gain is None else gain.as_dict(),
-            "prefixes": [vars(prefix) for prefix in found.prefixes],
         }
     )
 
