@@ -16,7 +16,6 @@ import torch
 from click.testing import CliRunner, Result
 
 from treeopt.cli.app import program
-from treeopt.cli.console import Console
 from treeopt.cli.generate_command import _prompt, _shaded
 from treeopt.decode.stream import Piece
 from treeopt.files.policies import plan_id
@@ -135,7 +134,7 @@ def shown(pieces: list[Piece], capsys: pytest.CaptureFixture[str], monkeypatch: 
     """What a terminal is sent for these pieces."""
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert list(_shaded(iter(pieces), Console(as_json=False, quiet=False))) == pieces
+    assert list(_shaded(iter(pieces))) == pieces
     return capsys.readouterr().out
 
 

@@ -424,20 +424,16 @@ def test_room_for_merged_weights_is_checked_first(chat: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "said"),
+    ("error", "status"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), 4, "  fix: heads and adapter are written"),
-        (
-            SafetensorError("I/O error: No space left on device (os error 28)"),
-            4,
-            "  fix: heads and adapter are written",
-        ),
-        (RuntimeError("a bug"), 1, "\nerror: RuntimeError: a bug"),
-        (KeyboardInterrupt(), 1, "interrupted; heads and adapter are written"),
+        (OSError(errno.ENOSPC, "No space left on device"), 4),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), 4),
+        (RuntimeError("a bug"), 1),
+        (KeyboardInterrupt(), 1),
     ],
 )
 def test_merge_that_fails_can_be_done_later(
-    chat: str, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, said: str
+    chat: str, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int
 ) -> None:
     """Heads and adapter stay, and the expression that is printed gives the merged base."""
 
@@ -448,7 +444,7 @@ def test_merge_that_fails_can_be_done_later(
     with monkeypatch.context() as patch:
         patch.setattr("transformers.PreTrainedModel.save_pretrained", failing)
         result = treeopt(*line, "--merge", "merged", "-o", "out", status=status)
-    assert said in result.stderr
+    assert "heads and adapter are written" in result.stderr
     assert sorted(path.name for path in Path().iterdir()) == ["base", "data.jsonl", "out"]
     (later,) = re.findall(r"in Python: (treeopt\..*)", result.stderr)
     loaded = "treeopt.load_base('base', adapter='out/adapter', dtype='float32', device='cpu')"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from treeopt.decode.decoder import TreeDecoder
     from treeopt.decode.draft_metrics import Step
     from treeopt.decode.rules import Rule
-    from treeopt.decode.stream import DecodedStep, Piece
+    from treeopt.decode.stream import Piece
 
 # Of alternating steps. Foreground and background are both set, so that they are readable on any terminal.
 _SHADES = ("black on bright_cyan", "black on bright_yellow")
@@ -75,30 +75,34 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     rule = acceptance_rule(options, rules=_RULES)
     if chosen is not None:
         options |= _named_models(options, chosen)
-    from treeopt.decode.stream import stream_text, whole_text
+    from treeopt.decode.draft_metrics import DraftMetrics
+    from treeopt.decode.stream import decoded_steps, stream_text, whole_text
     from treeopt.models.base import now
     from treeopt.texts.encode import encode
     from treeopt.texts.prompts import request
 
     make = _drawn_decoder if chosen is None else functools.partial(_decoder, chosen=chosen)
     decoder, origin = make(console, options, rule)
-    base = decoder.base
-    ids, _ = encode(request(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
-    _compile(console, decoder, ids, options["max_new_tokens"])
-    begin = now(base)
-    decoding = decoder.start(ids, options["max_new_tokens"])
-    ready = now(base)
+    base, limit = decoder.base, options["max_new_tokens"]
     assert base.tokenizer is not None
+    ids, _ = encode(request(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
+    if base.compile:
+        console.note("compiling, which takes up to a minute for each size of the cache")
+        decoder.generate(ids, limit)  # once before it is timed
+    begin = now(base)
+    decoding = decoder.start(ids, limit)
+    ready = now(base)
     steps = [piece.tokens for piece in _streamed(stream_text(decoding, base.tokenizer), console) if piece.tokens]
-    measured = _measured(steps, ready - begin, now(base) - ready)
-    _footer(console, measured, lossy=rule.lossy)
+    measured = _measured(console, steps, ready - begin, now(base) - ready, rule)
+    lengths = measured["step_lengths"]
+    drafts = DraftMetrics.of_steps(lengths, [step.num_draft_tokens for step in steps], decoder.trees.depth)
     console.result(
         {
             "text": whole_text(measured["tokens"], base.tokenizer),
             "prompt": text,
             **measured,
-            "steps": [vars(step) for step in _decoded_steps(console, decoder, ids, steps)],
-            **_drafts(steps, decoder.trees.depth),
+            "steps": [vars(step) for step in decoded_steps(decoder, ids, steps)] if console.for_programs else [],
+            **drafts.as_dict(),
             "prompt_tokens": len(ids),
             "nodes": decoder.trees.nodes,
             "acceptance": options["acceptance"],
@@ -164,51 +168,23 @@ def _drawn_decoder(console: Console, options: Mapping[str, Any], rule: Rule) -> 
     return TreeDecoder(base, None, chain, acceptance=rule), origin_of(base, None, draft)
 
 
-def _compile(console: Console, decoder: TreeDecoder, ids: Sequence[int], max_new_tokens: int) -> None:
-    """Decode the text, where the forward is to be compiled, so that what is timed is."""
-    if decoder.base.compile:
-        console.note("compiling, which takes up to a minute for each size of the cache")
-        decoder.generate(ids, max_new_tokens)
-
-
-def _measured(steps: Sequence[Sequence[int]], prefill_seconds: float, seconds: float) -> dict[str, Any]:
-    """Tokens, steps and speed of the text; the first token is known after the prefill."""
+def _measured(console: Console, steps: Sequence[Step], prefill: float, seconds: float, rule: Rule) -> dict[str, Any]:
+    """Tokens, steps and speed of the text, printed to standard error; the first token is known after the prefill."""
     tokens = [token for step in steps for token in step]
+    speed = (len(tokens) - 1) / seconds if len(tokens) > 1 else None
+    rate = "" if speed is None else f"  {speed:.0f} tokens/s"
+    console.note(  # the text need not end its line
+        f"\n{len(tokens) / len(steps):.2f} tokens per step  {len(tokens)} tokens in {len(steps)} steps{rate}  "
+        f"(first token after {prefill * 1e3:.0f} ms, not included)"
+        + ("  LOSSY: typical acceptance" if rule.lossy else "")
+    )
     return {
         "tokens": tokens,
         "step_lengths": [len(step) for step in steps],
         "tokens_per_step": len(tokens) / len(steps),
-        "tokens_per_second": (len(tokens) - 1) / seconds if len(tokens) > 1 else None,
-        "prefill_seconds": prefill_seconds,
+        "tokens_per_second": speed,
+        "prefill_seconds": prefill,
     }
-
-
-def _drafts(steps: Sequence[Step], depth: int) -> dict[str, Any]:
-    """The drafts of the text, under the names that inference engines use."""
-    from treeopt.decode.draft_metrics import DraftMetrics
-
-    verified = [step.num_draft_tokens for step in steps]
-    return DraftMetrics.of_steps([len(step) for step in steps], verified, depth).as_dict()
-
-
-def _decoded_steps(
-    console: Console, decoder: TreeDecoder, prompt: Sequence[int], steps: Sequence[Step]
-) -> list[DecodedStep]:
-    """Texts and sources of the tokens of each step, which only --json has."""
-    from treeopt.decode.stream import decoded_steps
-
-    return decoded_steps(decoder, prompt, steps) if console.for_programs else []
-
-
-def _footer(console: Console, measured: Mapping[str, Any], *, lossy: bool) -> None:
-    """Print tokens per step and speed to standard error."""
-    num_tokens, num_steps = len(measured["tokens"]), len(measured["step_lengths"])
-    rate = "" if measured["tokens_per_second"] is None else f"  {measured['tokens_per_second']:.0f} tokens/s"
-    console.note(  # the text need not end its line
-        f"\n{measured['tokens_per_step']:.2f} tokens per step  {num_tokens} tokens in {num_steps} steps{rate}  "
-        f"(first token after {measured['prefill_seconds'] * 1e3:.0f} ms, not included)"
-        + ("  LOSSY: typical acceptance" if lossy else "")
-    )
 
 
 def _prompt(given: str | None) -> str:

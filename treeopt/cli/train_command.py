@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,7 +14,7 @@ from treeopt.cli.console import Console, command
 from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.cli.options import HOLDOUT_HELP, base_options, loading_options, say_base
 from treeopt.cli.work_options import resumable
-from treeopt.errors import TreeoptError, counted, system_error
+from treeopt.errors import counted
 from treeopt.files.configurations import storing
 
 if TYPE_CHECKING:
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
     from treeopt.train.data import TextFile, TrainingTexts
     from treeopt.train.medusa1 import Trained
     from treeopt.train.medusa2 import BaseScore
-    from treeopt.train.settings import Settings
 
-AnySettings = TypeVar("AnySettings", bound="Settings")
 _FORM = ("num_heads", "blocks", "shared_lm_head")  # of new heads
 _JOINT = ("rank", "alpha", "dropout", "heads_rate", "heads_weight", "heads_schedule", "self_distill")
 
@@ -117,9 +114,8 @@ def run(console: Console, **options: Any) -> None:
         _say_adapter(console, base)
     again = resumable(console, "from the last checkpoint")
     with storing(console.configuration), again, console.progress("train") as progress:
-        trained, score = (_train if options["stage"] == 1 else _train_jointly)(base, texts, options, progress)
-    if options["merge"] is not None and (console.for_people or console.for_programs):  # one process of torchrun
-        with storing(console.configuration):
+        trained, score = _train(base, texts, options, progress)
+        if options["merge"] is not None and (console.for_people or console.for_programs):  # one process of torchrun
             _merge(console, options)
     _report(console, trained, score, options)
 
@@ -161,64 +157,39 @@ def _check_outputs(options: dict[str, Any]) -> None:
 def _train(
     base: Base, texts: TrainingTexts, options: dict[str, Any], progress: Progress
 ) -> tuple[Trained, BaseScore | None]:
-    """Stage 1."""
-    from treeopt.train import medusa1
-    from treeopt.train.settings import Settings
-
-    again = {"resume": options["resume"], "overwrite": options["force"]}
-    settings = _settings(Settings, options)
-    return medusa1.train_heads(base, texts, options["output"], settings, progress=progress, **again), None
-
-
-def _train_jointly(
-    base: Base, texts: TrainingTexts, options: dict[str, Any], progress: Progress
-) -> tuple[Trained, BaseScore | None]:
-    """Stage 2."""
+    """Train by the stage of the options; the second stage judges the base too."""
+    from treeopt.train.medusa1 import train_heads
     from treeopt.train.medusa2 import train_jointly
-    from treeopt.train.settings import JointSettings
+    from treeopt.train.settings import JointSettings, Settings
 
-    again = {"resume": options["resume"], "overwrite": options["force"]}
-    settings = _settings(JointSettings, options)
-    found = train_jointly(base, texts, options["output"], settings, heads=options["heads"], progress=progress, **again)
+    kind = Settings if options["stage"] == 1 else JointSettings
+    given = {field.name: options.get(field.name) for field in fields(kind)}
+    settings: Any = kind(**{name: value for name, value in given.items() if value is not None})
+    more = {"progress": progress, "resume": options["resume"], "overwrite": options["force"]}
+    if options["stage"] == 1:
+        return train_heads(base, texts, options["output"], settings, **more), None
+    found = train_jointly(base, texts, options["output"], settings, heads=options["heads"], **more)
     return found, found.base_score
 
 
 def _merge(console: Console, options: dict[str, Any]) -> None:
-    """Write the base with the new adapter in its weights."""
+    """Write the base with the new adapter in its weights, which --resume cannot repeat."""
     from treeopt.models.adapters import ADAPTER_FOLDER
     from treeopt.models.base import load_base
     from treeopt.models.merged import save_merged
 
-    adapter = Path(options["output"]) / ADAPTER_FOLDER
-    with _mergeable(console, _merge_later(options, adapter)):
-        base = load_base(options["model"], dtype=options["dtype"], device=options["device"], adapter=adapter)
-        save_merged(base, options["merge"], overwrite=options["force"])
-    console.note(f"wrote {options['merge']}   the base with the adapter in its weights")
-
-
-def _merge_later(options: dict[str, Any], adapter: Path) -> str:
-    """The Python expression that merges the adapter of a finished run."""
+    adapter, folder = Path(options["output"]) / ADAPTER_FOLDER, options["merge"]
     given = "".join(f", {name}={options[name]!r}" for name in ("dtype", "device") if options[name] != "auto")
     replaced = ", overwrite=True" if options["force"] else ""
-    base = f"treeopt.load_base({options['model']!r}, adapter={str(adapter)!r}{given})"
-    return f"treeopt.save_merged({base}, {options['merge']!r}{replaced})"
-
-
-@contextmanager
-def _mergeable(console: Console, later: str) -> Iterator[None]:
-    """Context of the merge, which --resume cannot repeat: an interruption or error names what does."""
-    hint = f"heads and adapter are written; to merge later, in Python: {later}"
+    later = f"treeopt.load_base({options['model']!r}, adapter={str(adapter)!r}{given})"
+    later = f"treeopt.save_merged({later}, {folder!r}{replaced})"
     try:
-        yield
-    except Exception as error:
-        known = error if isinstance(error, TreeoptError) else system_error(error)
-        if known is not None:
-            raise TreeoptError(known.code, known.what, at=known.at, why=known.why, fix=hint) from error
-        console.warn(hint)
+        base = load_base(options["model"], dtype=options["dtype"], device=options["device"], adapter=adapter)
+        save_merged(base, folder, overwrite=options["force"])
+    except BaseException:
+        console.warn(f"heads and adapter are written; to merge later, in Python: {later}")
         raise
-    except KeyboardInterrupt:
-        console.warn(f"interrupted; {hint}")
-        raise
+    console.note(f"wrote {folder}   the base with the adapter in its weights")
 
 
 def _texts(console: Console, base: Base, files: Sequence[TextFile], options: dict[str, Any]) -> TrainingTexts:
@@ -249,12 +220,6 @@ def _say_adapter(console: Console, base: Base) -> None:
     console.note(f"adapter  on the linear layers, which have {linear:.1%} of the weights")
     if experts:
         console.warn(f"warning: experts have {experts:.1%} of the weights, and get no adapter")
-
-
-def _settings(kind: type[AnySettings], options: dict[str, Any]) -> AnySettings:
-    """The settings that the options name."""
-    given = {field.name: options.get(field.name) for field in fields(kind)}
-    return kind(**{name: value for name, value in given.items() if value is not None})
 
 
 def _report(console: Console, trained: Trained, score: BaseScore | None, options: dict[str, Any]) -> None:
