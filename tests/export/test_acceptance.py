@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.export.acceptance import read_acceptance
@@ -175,7 +176,7 @@ HOSTILE: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("content", HOSTILE, ids=range(len(HOSTILE)))
+@looped("content", HOSTILE)
 def test_damaged_files_are_one_error(tmp_path: Path, content: Any) -> None:
     """A file without such a record, or with one that contradicts itself, is refused with its name."""
     if content == METRICS:
@@ -214,7 +215,7 @@ def test_replay_compared_with_itself() -> None:
     assert found.promised_rates[2] == pytest.approx(counts[3] / sum(counts))
 
 
-@pytest.mark.parametrize(("factor", "expected"), [(1.0, True), (0.6, False), (1.6, False)])
+@looped("factor, expected", [(1.0, True), (0.6, False), (1.6, False)])
 def test_other_acceptance_is_reported(factor: float, expected: bool) -> None:
     """A figure outside the interval of the promise is not as promised."""
     calibration = random_calibration(4, sequences=30)

@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 from engine_heads import READERS, EngineHeads, logits
+from looped import looped
 from tiny import HIDDEN, VOCAB, cycle_base, cycle_heads, random_heads, tiny_base, walk
 
 from treeopt.decode.decoder import TreeDecoder
@@ -61,9 +62,9 @@ def test_readers_are_those_of_the_targets() -> None:
     assert set(READERS) == set(TARGETS)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("to", READERS)
-@pytest.mark.parametrize("blocks", [1, 2])
+@looped("dtype", DTYPES)
+@looped("to", READERS)
+@looped("blocks", [1, 2])
 def test_engine_reads_heads_with_lm_heads(tmp_path: Path, to: str, blocks: int, dtype: torch.dtype) -> None:
     """Every engine has the tensors that were given, and treeopt reads the same files back to equal heads."""
     heads = random_heads(BASE, HEADS, blocks=blocks).to(dtype)
@@ -78,8 +79,8 @@ def test_engine_reads_heads_with_lm_heads(tmp_path: Path, to: str, blocks: int, 
     assert all(torch.equal(tensor, heads.state_dict()[key]) for key, tensor in again.state_dict().items())
 
 
-@pytest.mark.parametrize("to", READERS)
-@pytest.mark.parametrize("written", [False, True])
+@looped("to", READERS)
+@looped("written", [False, True])
 def test_engine_reads_heads_that_share_the_lm_head(tmp_path: Path, to: str, written: bool) -> None:
     """vLLM and NxD Inference get the base's LM head, Medusa and TGI only on request."""
     heads = random_heads(BASE, HEADS, shared=True)
@@ -108,7 +109,7 @@ def test_tgi_refuses_two_blocks_that_share_the_lm_head(tmp_path: Path) -> None:
     check_equal(convert(heads, "tgi", tmp_path, with_lm_heads=True), heads, lm_head)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@looped("dtype", DTYPES)
 def test_token_map_goes_to_vllm_alone(tmp_path: Path, dtype: torch.dtype) -> None:
     """vLLM reads the rows with their tokens; no other layout can say them."""
     heads = mapped_heads(dtype)
@@ -120,7 +121,7 @@ def test_token_map_goes_to_vllm_alone(tmp_path: Path, dtype: torch.dtype) -> Non
             convert(heads, to, tmp_path / to)
 
 
-@pytest.mark.parametrize("kind", ["with LM heads", "two blocks", "shared", "token map"])
+@looped("kind", ["with LM heads", "two blocks", "shared", "token map"])
 def test_logits_of_the_engine_are_those_of_treeopt(tmp_path: Path, kind: str) -> None:
     """After a way through vLLM's files the heads give the logits of plain arithmetic on these files."""
     made = {
@@ -158,7 +159,7 @@ def test_heads_of_a_truncated_vocabulary_decode_losslessly(tmp_path: Path) -> No
     assert len(whole.step_lengths) < len(found.step_lengths)
 
 
-@pytest.mark.parametrize(("to", "names"), [("medusa", 2), ("tgi", 1)])
+@looped("to, names", [("medusa", 2), ("tgi", 1)])
 def test_number_of_heads_has_the_name_of_each_reader(tmp_path: Path, to: str, names: int) -> None:
     """Medusa and TGI read `medusa_num_heads`, TensorRT-LLM's LLM API reads `num_medusa_heads`."""
     convert(random_heads(BASE, HEADS), to, tmp_path)
@@ -176,7 +177,7 @@ def test_config_names_the_base_in_full(tmp_path: Path, monkeypatch: pytest.Monke
     assert load_heads("out").base == str(tmp_path / "base")
 
 
-@pytest.mark.parametrize("to", READERS)
+@looped("to", READERS)
 def test_heads_are_replaced_only_on_request(tmp_path: Path, to: str) -> None:
     """Existing heads are refused, and replaced with `overwrite`."""
     convert(random_heads(BASE, 2), to, tmp_path)
@@ -187,7 +188,7 @@ def test_heads_are_replaced_only_on_request(tmp_path: Path, to: str) -> None:
     assert len(convert(random_heads(BASE, HEADS), to, tmp_path, overwrite=True).blocks) == HEADS
 
 
-@pytest.mark.parametrize("to", ["medusa", "tgi", "vllm"])
+@looped("to", ["medusa", "tgi", "vllm"])
 def test_base_model_is_never_replaced(tmp_path: Path, to: str) -> None:
     """A folder with a base model is refused, with `overwrite` too; its files stay."""
     BASE.model.save_pretrained(tmp_path)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from looped import looped
 
 from treeopt.defaults import MAX_DEPTH
 from treeopt.engines import ENGINES
@@ -70,7 +71,7 @@ def test_rules_of_engines() -> None:
     assert "draft-rows" not in [rule for rule, *_ in rules(straight, "eagle")]
 
 
-@pytest.mark.parametrize("engine", [name for name, engine in ENGINES.items() if engine.default_drafts])
+@looped("engine", [name for name, engine in ENGINES.items() if engine.default_drafts])
 def test_drafts_of_default_options(engine: str) -> None:
     """63 drafts are no warning, 64 are."""
     assert ENGINES[engine].default_drafts == 63
@@ -124,7 +125,7 @@ def test_parents_of_the_deepest_path_are_added(tmp_path: Path) -> None:
     assert refused(tmp_path, "[[0], [1, 0]]").code is not None
 
 
-@pytest.mark.parametrize("paths", [[], [[0]], [[0], [1], [0, 0]], [[0], [0, 0], [0, 1], [0, 0, 0]]])
+@looped("paths", [[], [[0]], [[0], [1], [0, 0]], [[0], [0, 0], [0, 1], [0, 0, 0]]])
 def test_children_by_number(paths: list[list[int]]) -> None:
     """Ids are given level by level, and the root is 0."""
     tree = Tree.from_paths(paths)

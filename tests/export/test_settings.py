@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from eagle_simulation import MadeUpDrafter, traces_of
 from helpers import random_calibration
+from looped import looped
 
 from treeopt.calibration import Calibration
 from treeopt.defaults import STEP_SIZES
@@ -155,7 +156,7 @@ def test_promise_is_of_the_smallest_batch_that_drafts(calibration: Calibration, 
     assert found.replay.tokens_per_step == found.chains[naive_best(calibration, 0.05)]
 
 
-@pytest.mark.parametrize("engine", ["llamacpp", "transformers", "chain"])
+@looped("engine", ["llamacpp", "transformers", "chain"])
 def test_one_length_is_that_of_the_smallest_batch(engine: str, calibration: Calibration) -> None:
     """Engines without a table get the length of the smallest batch, be it shorter than others."""
     found = engine_settings(engine, calibration, priced({1: 0.4, 8: 0.05}))
@@ -176,7 +177,7 @@ def test_bounds_are_named(calibration: Calibration, stepwise: Calibration, tmp_p
     assert len({found.bound for found in bounds.values()}) == 2
 
 
-@pytest.mark.parametrize("engine", CHAINS)
+@looped("engine", CHAINS)
 def test_length_is_not_guessed(engine: str, calibration: Calibration) -> None:
     """Without a profile no length is derived; a given one is taken, with its replay."""
     found = engine_settings(engine, calibration)
@@ -189,7 +190,7 @@ def test_length_is_not_guessed(engine: str, calibration: Calibration) -> None:
     assert 3 in given.settings.values()
 
 
-@pytest.mark.parametrize("engine", CHAINS)
+@looped("engine", CHAINS)
 def test_no_length_where_none_is_faster(engine: str, calibration: Calibration) -> None:
     """Where drafting never pays, no setting is written, and the reason is."""
     found = engine_settings(engine, calibration, priced({1: 3.0}))
@@ -197,7 +198,7 @@ def test_no_length_where_none_is_faster(engine: str, calibration: Calibration) -
     assert any("faster" in why for why in found.underived.values())
 
 
-@pytest.mark.parametrize("drafts", [5, 17, 200])
+@looped("drafts", [5, 17, 200])
 def test_length_beyond_the_traces_is_refused(drafts: int, calibration: Calibration) -> None:
     """Four levels are traced."""
     with pytest.raises(TreeoptError) as caught:
@@ -246,7 +247,7 @@ def test_tensorrt_tree_counts_without_the_root(stepwise: Calibration) -> None:
         assert nodes - 1 <= settings["max_draft_len"] * settings["dynamic_tree_max_topK"]
 
 
-@pytest.mark.parametrize("nodes", [1, 255])
+@looped("nodes", [1, 255])
 def test_trees_beyond_the_traces_are_refused(nodes: int, stepwise: Calibration) -> None:
     """Places are traced up to 254 nodes."""
     with pytest.raises(TreeoptError) as caught:
@@ -291,7 +292,7 @@ def test_p_min_is_the_fastest(stepwise: Calibration) -> None:
     assert settings["--spec-draft-n-max"] == best.budget.nodes - 1
 
 
-@pytest.mark.parametrize("largest", [2, 3, 4])
+@looped("largest", [2, 3, 4])
 def test_stopped_chain_is_as_long_as_was_measured(largest: int, stepwise: Calibration) -> None:
     """Where drafts cost next to nothing the chain is the longest of the profile: its nodes without the root."""
     profile = dataclasses.replace(priced({1: 1e-6}, largest), provenance={"kind": "dynamic", "drafter": ""})
@@ -330,8 +331,8 @@ HAVE = {
 }
 
 
-@pytest.mark.parametrize("engine", CHAINS)
-@pytest.mark.parametrize("name", HAVE)
+@looped("engine", CHAINS)
+@looped("name", HAVE)
 def test_figures_of_a_drafter_that_the_engine_lacks_are_not_exact(
     name: str, engine: str, calibration: Calibration, tmp_path: Path
 ) -> None:
@@ -362,8 +363,8 @@ def with_places(calibration: Calibration) -> Calibration:
     return dataclasses.replace(calibration, steps=steps)
 
 
-@pytest.mark.parametrize(
-    ("engine", "levels", "ranks", "most"),
+@looped(
+    "engine, levels, ranks, most",
     [("sglang", 2, 5, 5 + 25 + 1), ("trtllm", 4, 16, 4 * 16 + 1), ("sglang", 1, 3, 4), ("trtllm", 2, 20, 33)],
 )
 def test_trees_beyond_the_candidates_are_refused(engine: str, levels: int, ranks: int, most: int) -> None:

@@ -18,6 +18,7 @@ import torch
 from conftest import ROOT_FOLDER
 from engine_trees import T, closed_up, trees
 from helpers import random_tree
+from looped import looped
 
 from treeopt.drafter import Drafter
 from treeopt.engines import ENGINES
@@ -82,7 +83,7 @@ def test_every_engine_has_writer_reader_and_golden() -> None:
     assert set(BINARY) <= set(ENGINES)
 
 
-@pytest.mark.parametrize("engine", GOLDEN)
+@looped("engine", GOLDEN)
 def test_running_example_is_golden(engine: str) -> None:
     """The tree of docs/engines.md has exactly this text in each format."""
     exported = export_tree(T, engine)
@@ -93,7 +94,7 @@ def test_running_example_is_golden(engine: str) -> None:
     assert not set("{}") & set(exported.setting)
 
 
-@pytest.mark.parametrize("engine", GOLDEN)
+@looped("engine", GOLDEN)
 def test_random_trees_are_read_back(engine: str, tmp_path: Path) -> None:
     """The engine's reader drafts exactly the paths of each tree that is not refused, the importer all but Triton's."""
     legal = 0
@@ -116,7 +117,7 @@ def test_random_trees_are_read_back(engine: str, tmp_path: Path) -> None:
     assert legal >= 15
 
 
-@pytest.mark.parametrize("engine", ["medusa", "nxdi", "trtllm", "eagle", "nxdi-eagle", "sequoia"])
+@looped("engine", ["medusa", "nxdi", "trtllm", "eagle", "nxdi-eagle", "sequoia"])
 def test_refused_trees_would_be_misread(engine: str) -> None:
     """For trees with one fault each, the unchecked text gives other paths than the tree's, or stops the reader."""
     faulty = {
@@ -250,7 +251,7 @@ PASTED = {
 }
 
 
-@pytest.mark.parametrize("text", PASTED)
+@looped("text", PASTED)
 def test_pasted_text_is_the_running_example(text: str, tmp_path: Path) -> None:
     """Whatever the notation, the tree is T, and what was dropped is named."""
     (tmp_path / "a.txt").write_text(text)
@@ -260,7 +261,7 @@ def test_pasted_text_is_the_running_example(text: str, tmp_path: Path) -> None:
     assert len(found.assumed) == 1
 
 
-@pytest.mark.parametrize("text", ["[[1, 0], [0, 0]]", "((0, 0), (1, 0), (1,))"])
+@looped("text", ["[[1, 0], [0, 0]]", "((0, 0), (1, 0), (1,))"])
 def test_parents_are_added_where_that_is_chosen(text: str, tmp_path: Path) -> None:
     """A list of leaves is refused, or completed, and the number of added paths is stated."""
     (tmp_path / "a.txt").write_text(text)
@@ -392,7 +393,7 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@looped("name", HOSTILE)
 def test_hostile_file_is_one_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong types, cycles, unknown keys, huge numbers and code give one short error, quickly, and run nothing."""
     monkeypatch.chdir(tmp_path)
@@ -423,7 +424,7 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("name", SAID)
+@looped("name", SAID)
 def test_error_names_the_fault(name: str, tmp_path: Path) -> None:
     """The message has the node, key or number that is wrong."""
     content, _ = HOSTILE[name]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import stretches
+from looped import looped
 from per_step_traces import naive, traced
 
 from treeopt.calibration import Calibration
@@ -77,7 +78,7 @@ def choose(seconds: dict[tuple[str, str], Seconds], job: BuildJob = WHOLE, **opt
     return choose_drafter(list(CALIBRATIONS.values()), profiles, job, **options)
 
 
-@pytest.mark.parametrize("cheap", KEYS)
+@looped("cheap", KEYS)
 def test_choice_equals_brute_force(cheap: tuple[str, str]) -> None:
     """The drafter and kind with the most tokens per second is taken, and each one's figure is that of the loops."""
     seconds = {key: CHEAP if key == cheap else STEEP for key in KEYS}
@@ -97,7 +98,7 @@ def test_choice_equals_brute_force(cheap: tuple[str, str]) -> None:
     assert choice.warnings == ()
 
 
-@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@looped("kind", ["static", "dynamic"])
 def test_time_of_drafting_decides(kind: str) -> None:
     """The drafter with more tokens per step loses by the time of its drafting, which is most of its steps."""
     seconds = {("d1", kind): CHEAP, ("d2", kind): SLOW}
@@ -184,8 +185,8 @@ def test_profile_without_the_size_leaves_its_candidate_out() -> None:
     assert "12 nodes" in choice.candidates[0].missing
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
+@looped(
+    "changed, said",
     [
         ({"device": "cuda"}, "device (cpu, cuda)"),
         ({"threads": 2}, "threads (1, 2)"),
@@ -244,7 +245,7 @@ def test_tasks_of_other_heads_are_refused() -> None:
     assert caught.value.code is Code.CALIBRATION_MISMATCH
 
 
-@pytest.mark.parametrize("two", [True, False])
+@looped("two", [True, False])
 def test_unclear_profiles_are_refused(two: bool) -> None:
     """Two profiles of the same steps, and one that does not say of which, are E230."""
     one = profile_of(CHEAP, "d1", "static")
@@ -254,7 +255,7 @@ def test_unclear_profiles_are_refused(two: bool) -> None:
     assert caught.value.code is Code.PROFILE_INVALID
 
 
-@pytest.mark.parametrize("nodes", [None, 24])
+@looped("nodes", [None, 24])
 def test_options_of_static_trees_reach_them(nodes: int | None) -> None:
     """On traces whose levels depend on each other, the estimate of the Medusa tree has fewer tokens per step."""
     calibration, profiles = stretches(1), [profile_of({1: (1.0, 0.0), 24: (1.0, 0.5)}, "", "static")]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from helpers import random_calibration
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
@@ -86,9 +87,7 @@ def test_batch_decides() -> None:
     assert sizes == [32, 1]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "batch"), [({2: 0.01, 64: 0.02}, 1), ({1: 0.01, 64: 0.02}, 2), ({1: 0.01, 63: 0.02}, 1)]
-)
+@looped("seconds, batch", [({2: 0.01, 64: 0.02}, 1), ({1: 0.01, 64: 0.02}, 2), ({1: 0.01, 63: 0.02}, 1)])
 def test_profile_without_the_size_or_batch_is_one_error(seconds: dict[int, float], batch: int) -> None:
     """No step of one node, no such batch, or no size as large as the limit: E230."""
     fitter = Fitter(CALIBRATION, tree_limits(CALIBRATION, 64))
@@ -97,8 +96,8 @@ def test_profile_without_the_size_or_batch_is_one_error(seconds: dict[int, float
     assert caught.value.code is Code.PROFILE_INVALID
 
 
-@pytest.mark.parametrize(
-    ("source", "code"),
+@looped(
+    "source, code",
     [
         ({"model_id": "m", "drafter": "d1"}, Code.DRAFTER_MISMATCH),
         ({"model_id": "m", "kind": "static", "drafter": "d1"}, Code.DRAFTER_MISMATCH),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
@@ -104,7 +105,7 @@ def test_seconds_interpolates_the_smoothed_curve() -> None:
     assert found == pytest.approx([1.0, 5 / 3, 7 / 3, 3.0, 3.0, 3.0, 7.0, 11.0])
 
 
-@pytest.mark.parametrize("nodes", [0, 1, 65])
+@looped("nodes", [0, 1, 65])
 def test_seconds_outside_the_measured_sizes_is_refused(nodes: int) -> None:
     """Nothing is extrapolated, upwards or downwards."""
     with pytest.raises(TreeoptError, match="holds sizes from 2 to 64 nodes") as caught:

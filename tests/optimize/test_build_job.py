@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration
+from looped import looped
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
@@ -77,7 +78,7 @@ def test_equal_texts_share_a_fold() -> None:
     assert np.array_equal(sums.steps[:12], sums.steps[12:])
 
 
-@pytest.mark.parametrize("tasks", [1, 2])
+@looped("tasks", [1, 2])
 def test_tree_larger_than_the_engine_takes_is_refused(tasks: int) -> None:
     """Sequoia reads 2,048 nodes: E105, for one task and for several."""
     with pytest.raises(TreeoptError, match="2,048 nodes at most") as caught:

@@ -12,6 +12,7 @@ from eagle_simulation import MadeUpDrafter, accepted, chosen_tree, engine_steps,
 from helpers import make_calibration, random_calibration
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looped import looped
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
@@ -248,7 +249,7 @@ def test_acceptance_rate_counts_positions_with_a_next_token() -> None:
     assert predict_chains(make_calibration([np.zeros((1, 1), int)]), 0.1).alpha == 0.0  # one token: no draft
 
 
-@pytest.mark.parametrize("alpha", [0.2, 0.6, 0.9])
+@looped("alpha", [0.2, 0.6, 0.9])
 def test_formula_and_replay_agree_on_independent_drafts(alpha: float) -> None:
     """Where drafts are right independently of each other, replay gives the formula's tokens per step."""
     found = predict_chains(iid_traces(alpha, 200_000), 0.1)

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from helpers import random_calibration
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
@@ -31,8 +32,8 @@ def fitter_of(seed: int, largest: int = 24) -> Fitter:
     return Fitter(calibration, tree_limits(calibration, largest))
 
 
-@pytest.mark.parametrize(
-    ("largest", "sizes"),
+@looped(
+    "largest, sizes",
     [
         (1, [1]),
         (2, [1, 2]),
@@ -47,7 +48,7 @@ def test_default_sizes_end_with_the_largest(largest: int, sizes: list[int]) -> N
     assert default_sizes(largest) == sizes
 
 
-@pytest.mark.parametrize("method", [MEDUSA, JOINT], ids=str)
+@looped("method", [MEDUSA, JOINT])
 def test_points_ascend_from_exactly_one(method: Method) -> None:
     """The root alone makes one token a step, and more nodes make more; intervals are those of the texts left out."""
     fitter = fitter_of(1)
@@ -67,7 +68,7 @@ def test_points_ascend_from_exactly_one(method: Method) -> None:
         assert point.prediction == prediction_interval(*texts)
 
 
-@pytest.mark.parametrize("hashes", ["a", "aaa"])
+@looped("hashes", ["a", "aaa"])
 def test_one_text_in_any_number_of_copies_has_no_interval(hashes: str) -> None:
     """How texts vary is unknown from one of them, so there is no interval, and none of no width."""
     calibration = random_calibration(3, sequences=len(hashes))
@@ -91,14 +92,13 @@ def test_no_profile_leaves_seconds_out() -> None:
     assert {(point.seconds, point.overhead, point.speedup) for point in curve.points} == {(None, None, None)}
 
 
-@pytest.mark.parametrize(
-    ("profile", "best"),
+@looped(
+    "profile, best",
     [
         (profile_of({1: 0.01, 24: 0.01}), 24),
         (profile_of({1: 0.01, 2: 0.05, 24: 0.9}), 1),
         (profile_of({1: 0.01, 2: 0.0102, 4: 0.0105, 8: 0.011, 16: 0.03, 24: 0.06}), 8),
     ],
-    ids=["flat", "steep", "bent"],
 )
 def test_best_is_the_greatest_speedup(profile: LatencyProfile, best: int) -> None:
     """Overhead refers to the step of one node; the marked size has the most tokens per second of all points."""
@@ -131,7 +131,7 @@ def test_batch_and_context_choose_the_line_of_the_profile() -> None:
     assert measure_curve(fitter_of(1), MEDUSA, SIZES, Timing(both, batch=8, context=64)).best == 1
 
 
-@pytest.mark.parametrize(("seconds", "batch"), [({2: 0.1, 24: 0.2}, 1), ({1: 0.1, 16: 0.2}, 1), ({1: 0.1, 24: 0.2}, 3)])
+@looped("seconds, batch", [({2: 0.1, 24: 0.2}, 1), ({1: 0.1, 16: 0.2}, 1), ({1: 0.1, 24: 0.2}, 3)])
 def test_what_the_profile_lacks_is_one_error(seconds: dict[int, float], batch: int) -> None:
     """No one-node step, no largest size, or no such batch: E230."""
     with pytest.raises(TreeoptError) as caught:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looped import looped
 
 from treeopt.optimize.grow import Growth, grow
 from treeopt.optimize.replay import accepted_drafts
@@ -96,9 +97,9 @@ def test_subtrees_of_two_heads_with_two_ranks() -> None:
     assert all(path[:-1] in paths for paths in sets for path in paths if len(path) > 1)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("order", ["unsorted", "sorted"])
-@pytest.mark.parametrize("seed", range(3))
+@looped("shape", SHAPES)
+@looped("order", ["unsorted", "sorted"])
+@looped("seed", range(3))
 def test_growth_equals_brute_force(seed: int, order: str, shape: tuple[int, int]) -> None:
     """No prefix-closed set of the same size has a greater sum of values, at any size."""
     table = random_table(seed, *shape)
@@ -134,15 +135,15 @@ def test_growth_equals_a_heap(table: Floats, nodes: int) -> None:
     assert in_order(grow(IndependentValues(table), nodes)) == by_heap(table, nodes)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@looped("seed", range(3))
 def test_growth_equals_a_heap_on_a_large_table(seed: int) -> None:
     """The same holds for five heads, ten ranks and three hundred nodes, with rounded values that tie often."""
     table = np.round(random_table(seed, 5, 10), 1)
     assert in_order(grow(IndependentValues(table), 300)) == by_heap(table, 300)
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 5])
-@pytest.mark.parametrize("seed", range(3))
+@looped("at_once", [1, 2, 5])
+@looped("seed", range(3))
 def test_growth_in_small_parts_equals_a_heap(seed: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few nodes are expanded at a time, no tie and no node is lost, at any budget."""
     monkeypatch.setattr("treeopt.optimize.grow._FEWEST_AT_ONCE", at_once)
@@ -161,8 +162,8 @@ def test_ties_go_to_the_shallow_then_to_the_small_path() -> None:
     assert growth.tree(4).paths == ((0,), (1,), (0, 0))
 
 
-@pytest.mark.parametrize("first", [0.5, 1.0])
-@pytest.mark.parametrize("nodes", range(1, 32))
+@looped("first", [0.5, 1.0])
+@looped("nodes", range(1, 32))
 def test_ties_at_every_budget(nodes: int, first: float) -> None:
     """Where all values of a level are equal, every budget cuts it in the order of the paths."""
     table = np.array([[first] * 5, [0.25] * 5])
@@ -187,7 +188,7 @@ def test_growth_is_deterministic() -> None:
     assert one.places.tolist() == other.places.tolist()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@looped("seed", range(4))
 def test_trees_are_nested(seed: int) -> None:
     """The best tree of n nodes lies in that of n + 1 and is the one that a budget of n gives."""
     values = IndependentValues(np.round(random_table(seed, 4, 6), 1))
@@ -199,7 +200,7 @@ def test_trees_are_nested(seed: int) -> None:
         assert small == grow(values, nodes).tree()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@looped("seed", range(4))
 def test_expected_is_the_prefix_sum(seed: int) -> None:
     """Tokens per step of the tree with n nodes are 1 and the sum of its values."""
     table = random_table(seed, 3, 4)
@@ -216,7 +217,7 @@ def test_values_never_increase() -> None:
     assert (np.diff(growth.values) <= 0).all()
 
 
-@pytest.mark.parametrize("max_depth", [0, 1, 2, 3, 9])
+@looped("max_depth", [0, 1, 2, 3, 9])
 def test_max_depth_is_respected(max_depth: int) -> None:
     """With a largest depth the tree is that of as many heads."""
     table = random_table(5, 3, 4)
@@ -225,8 +226,8 @@ def test_max_depth_is_respected(max_depth: int) -> None:
     assert growth.tree().depth == min(max_depth, 3)
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 9, 60])
-@pytest.mark.parametrize("seed", range(4))
+@looped("nodes", [1, 2, 9, 60])
+@looped("seed", range(4))
 def test_orders_are_the_places_of_paths_in_growth(seed: int, nodes: int) -> None:
     """Each prefix of a row is looked up in the list of paths; sentinels and ranks that did not grow are beyond it."""
     growth = grow(IndependentValues(random_table(seed, 4, 6)), nodes)

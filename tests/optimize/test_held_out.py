@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from helpers import random_calibration
+from looped import looped
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
@@ -41,7 +42,7 @@ def test_split_drops_texts_that_stand_in_both() -> None:
     assert dropped == 2
 
 
-@pytest.mark.parametrize(("last", "hashes"), [(4, [0, 1, 2, 3]), (9, [0, 1, 2, 3]), (2, [0, 1, 1, 0])])
+@looped("last, hashes", [(4, [0, 1, 2, 3]), (9, [0, 1, 2, 3]), (2, [0, 1, 1, 0])])
 def test_split_that_leaves_nothing_is_one_error(last: int, hashes: list[int]) -> None:
     """Nothing to fit, more than there is, or only texts that were fitted: E303."""
     calibration = hashed(random_calibration(0, sequences=4), hashes)
@@ -50,7 +51,7 @@ def test_split_that_leaves_nothing_is_one_error(last: int, hashes: list[int]) ->
     assert caught.value.code is Code.PROMPTS_EMPTY
 
 
-@pytest.mark.parametrize("seed", range(3))
+@looped("seed", range(3))
 def test_judged_figures_are_plain_replay(seed: int) -> None:
     """Tokens per step of the tree and of the Medusa tree of the same texts, with their paired difference."""
     calibration = hashed(random_calibration(seed, sequences=40))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from looped import looped
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -192,7 +193,7 @@ def test_different_texts_are_left_as_they_are() -> None:
     assert [each.tolist() for each in found] == [tokens.tolist(), steps.tolist()]
 
 
-@pytest.mark.parametrize("texts", [0, 1])
+@looped("texts", [0, 1])
 def test_below_two_texts_there_is_no_interval(texts: int) -> None:
     """One text, or none, does not say how texts vary; two say a little."""
     tokens, steps = random_texts(np.random.default_rng(12), 2)
@@ -211,7 +212,7 @@ def test_text_that_outweighs_all_others_has_no_interval() -> None:
     assert sampling_interval(np.array([100.0, 25.0]), steps) is None  # 1.47
 
 
-@pytest.mark.parametrize("at_once", [1, 30 * 7, 1 << 22])
+@looped("at_once", [1, 30 * 7, 1 << 22])
 def test_there_are_as_many_draws_as_replicates(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are drawn at once, each replicate is one figure, and each draws as many texts as are asked for."""
     monkeypatch.setattr("treeopt.optimize.intervals._DRAWN_AT_ONCE", at_once)

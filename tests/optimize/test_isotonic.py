@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from helpers import pooled
 from hypothesis import given
 from hypothesis import strategies as st
+from looped import looped
 
 from treeopt.optimize.values import falling_rows, isotonic
 
@@ -22,7 +22,7 @@ def test_isotonic_equals_pooling(pairs: list[tuple[float, int]]) -> None:
     np.testing.assert_allclose(isotonic(values[::-1], weights[::-1])[::-1], fallen, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 7, 32])
+@looped("width", [1, 2, 3, 7, 32])
 def test_falling_equals_pooling(width: int) -> None:
     """Each row becomes the nearest row that never rises, whatever the other rows are."""
     rng = np.random.default_rng(width)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from helpers import make_calibration
+from looped import looped
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
@@ -54,7 +55,7 @@ def test_matrix_is_replay_with_a_cross_validated_diagonal() -> None:
     assert (matrix.tokens_per_step.argmax(axis=0) == [0, 1, 2]).all()  # at home each tree is the best
 
 
-@pytest.mark.parametrize("home", [0, 1])
+@looped("home", [0, 1])
 def test_all_weight_on_one_task_gives_its_tree(home: int) -> None:
     """What weighs a millionth decides nothing: the mixture's paths are those of the one task's Medusa tree."""
     shares = [1e-9, 1e-9]
@@ -91,7 +92,7 @@ def test_shares_by_tokens_weigh_every_text_alike() -> None:
     assert mixed.fit.method == together.method
 
 
-@pytest.mark.parametrize(("values", "weights"), [("independent", "uniform"), ("joint", "visits")])
+@looped("values, weights", [("independent", "uniform"), ("joint", "visits")])
 def test_robust_is_at_least_as_good_on_the_worst_task(values: str, weights: str) -> None:
     """Weight moves to the task left furthest behind, so the worst one keeps at least what equal weights leave it."""
     tasks = Tasks([ONE, TWO, THREE], LIMITS, candidates(values, weights))
@@ -101,8 +102,8 @@ def test_robust_is_at_least_as_good_on_the_worst_task(values: str, weights: str)
     assert (robust.shares > 0).all()
 
 
-@pytest.mark.parametrize("nodes", [3, 10])
-@pytest.mark.parametrize("tasks", [(ONE, TWO), (ONE, TWO, THREE), (ONE, ONE), (task(7, [0, 0, 0]), THREE, TWO)])
+@looped("nodes", [3, 10])
+@looped("tasks", [(ONE, TWO), (ONE, TWO, THREE), (ONE, ONE), (task(7, [0, 0, 0]), THREE, TWO)])
 def test_robust_is_twelve_naive_rounds(tasks: tuple[Calibration, ...], nodes: int) -> None:
     """Shares are those of the first round with the best worst task; each round multiplies them by exp(8 * the loss)."""
     own = [replay(build_tree(c, nodes, top_k=12, **PAPER_ALONE), c).tokens_per_step for c in tasks]
@@ -131,7 +132,7 @@ def test_robust_moves_weight_to_the_hard_task() -> None:
     assert robust.shares[2] > 1 / 3
 
 
-@pytest.mark.parametrize("change", ["heads_id", "model_id", "drafter_id", "num_heads", "top_k"])
+@looped("change", ["heads_id", "model_id", "drafter_id", "num_heads", "top_k"])
 def test_different_heads_are_refused(change: str) -> None:
     """Ranks of other heads, models, drafters or lengths mean something else: E221, with what differs in its place."""
     if change == "num_heads":
@@ -153,8 +154,8 @@ def test_tasks_may_have_other_settings() -> None:
     assert Tasks([ONE, other], LIMITS, candidates("joint", "visits")).joined.sequences == 48
 
 
-@pytest.mark.parametrize(
-    ("shares", "wanted"),
+@looped(
+    "shares, wanted",
     [
         ([1e308, 1e308], [0.5, 0.5]),
         ([1.7e308, 5e-324], [1.0, 0.0]),
@@ -183,7 +184,7 @@ def test_weights_count_as_much_as_they_tell() -> None:
     assert effective < sum(tokens)
 
 
-@pytest.mark.parametrize("share", [0.0, -1.0, np.nan, np.inf])
+@looped("share", [0.0, -1.0, np.nan, np.inf])
 def test_shares_that_are_no_positive_numbers_are_refused(share: float) -> None:
     """Nothing else can be a share."""
     with pytest.raises(ValueError, match="positive"):

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from helpers import make_calibration, random_tree
+from looped import looped
 from per_step_traces import naive, profile_of, traced
 
 from treeopt.calibration import Calibration
@@ -28,8 +29,8 @@ from treeopt.policy import TreePolicy
 from treeopt.traces import MISS, NONE, StepTraces
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("size_cost", [(), ((1, 0.2), (8, 0.5), (32, 1.1)), ((2, 0.3), (32, 0.9))])
+@looped("seed", range(6))
+@looped("size_cost", [(), ((1, 0.2), (8, 0.5), (32, 1.1)), ((2, 0.3), (32, 0.9))])
 def test_replay_is_a_naive_loop(seed: int, size_cost: tuple[tuple[int, float], ...]) -> None:
     """Steps of each text, and the size of each step, are those of a loop over positions."""
     calibration = traced(seed)
@@ -42,8 +43,8 @@ def test_replay_is_a_naive_loop(seed: int, size_cost: tuple[tuple[int, float], .
     assert sizes_of(policy, calibration.steps)[found.visited].tolist() == sizes
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 9])
-@pytest.mark.parametrize("size_cost", [(), ((2, 0.3), (32, 0.9))])
+@looped("depth", [1, 2, 3, 4, 9])
+@looped("size_cost", [(), ((2, 0.3), (32, 0.9))])
 def test_replay_ends_at_the_depth_of_the_policy(depth: int, size_cost: tuple[tuple[int, float], ...]) -> None:
     """No step accepts more drafts than the policy is deep, nor more than there are levels in the traces."""
     calibration = traced(11, exact=True)
@@ -54,7 +55,7 @@ def test_replay_ends_at_the_depth_of_the_policy(depth: int, size_cost: tuple[tup
     assert found.accepted[found.visited].max() == min(depth, 3)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@looped("seed", range(4))
 def test_size_of_each_step_is_that_of_the_most_tokens_above_the_cost(seed: int) -> None:
     """Every position takes what a loop over the costs finds, the smallest of equal ones; the costs lie far apart."""
     calibration = traced(seed)
@@ -68,7 +69,7 @@ def test_size_of_each_step_is_that_of_the_most_tokens_above_the_cost(seed: int) 
         assert sizes_of(policy, calibration.steps).tolist() == wanted
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 17, 254])
+@looped("nodes", [2, 3, 17, 254])
 def test_replay_of_every_size(nodes: int) -> None:
     """Sizes between those whose expected tokens were traced replay exactly too; the curve holds the same steps."""
     calibration = traced(7)
@@ -93,7 +94,7 @@ def test_place_equal_to_the_size_is_outside() -> None:
     assert replay_policy(TreePolicy(5, 1, "d1"), calibration).steps == 2
 
 
-@pytest.mark.parametrize("seed", range(8))
+@looped("seed", range(8))
 def test_expected_figures(seed: int) -> None:
     """Tokens per step, estimate and mean size are those of the steps that begin."""
     calibration = traced(seed)
@@ -122,8 +123,8 @@ def rate(calibration: Calibration, policy: TreePolicy, profile: LatencyProfile) 
     return calibration.positions / sum(step_seconds(profile, size) for size in sizes)
 
 
-@pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("seed", range(8))
+@looped("exact", [True, False])
+@looped("seed", range(8))
 def test_fastest_policy_against_every_size(seed: int, exact: bool) -> None:
     """With exact estimates no fixed size is faster; with any, what was expected is what the loop finds."""
     calibration, profile = traced(seed, sequences=40, exact=exact), profile_of(SECONDS)
@@ -157,11 +158,9 @@ def dinkelbach(calibration: Calibration, profile: LatencyProfile, sizes: list[in
     return best, largest
 
 
-@pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(
-    "seconds", [SECONDS, {1: 1.0, 2: 1.01, 254: 1.5}, {1: 0.2, 2: 1.0, 12: 1.3}, {1: 9.0, 2: 9.0, 3: 9.1}]
-)
+@looped("exact", [True, False])
+@looped("seed", range(6))
+@looped("seconds", [SECONDS, {1: 1.0, 2: 1.01, 254: 1.5}, {1: 0.2, 2: 1.0, 12: 1.3}, {1: 9.0, 2: 9.0, 3: 9.1}])
 def test_size_cost_is_that_of_naive_rounds(seconds: dict[int, float], seed: int, exact: bool) -> None:
     """Rate, size_cost and largest size are those of Dinkelbach's rounds by the naive loop, begun at one node a step."""
     calibration, profile = traced(seed, exact=exact), profile_of(seconds)
@@ -180,7 +179,7 @@ def test_size_cost_is_that_of_naive_rounds(seconds: dict[int, float], seed: int,
     )
 
 
-@pytest.mark.parametrize("seed", range(8))
+@looped("seed", range(8))
 def test_fastest_policy_with_wrong_estimates(seed: int) -> None:
     """Estimates that know nothing cost speed, but the best of all rounds is kept, and no fixed size is faster."""
     calibration, profile = traced(seed, sequences=40), profile_of(SECONDS)
@@ -196,8 +195,8 @@ def drafted(seconds: dict[int, float], drafting: dict[int, float]) -> LatencyPro
     return LatencyProfile.from_points(points)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@looped("seed", range(4))
+@looped("share", [0.1, 0.5, 0.9])
 def test_drafting_is_that_of_the_largest_size(seed: int, share: float) -> None:
     """A step takes the drafting of the policy's largest size: no policy that ends at another size is faster."""
     calibration = traced(seed, sequences=40, exact=True)
@@ -309,7 +308,7 @@ def test_interval_ends_where_no_step_can_be() -> None:
     assert (expected.low, expected.high) == (1.0, 4.0)
 
 
-@pytest.mark.parametrize("fault", ["steps", "drafter", "text"])
+@looped("fault", ["steps", "drafter", "text"])
 def test_traces_that_do_not_fit_are_refused(fault: str) -> None:
     """No traced trees, another drafter, no text: one error each."""
     calibration = traced(1)
@@ -341,8 +340,8 @@ def test_static_tree_of_another_drafter_is_refused() -> None:
         assert caught.value.code is Code.DRAFTER_MISMATCH
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("size_cost", [(), ((2, 0.3), (8, 0.5), (32, 1.1))])
+@looped("seed", range(4))
+@looped("size_cost", [(), ((2, 0.3), (8, 0.5), (32, 1.1))])
 def test_policy_budget_is_the_time_of_a_naive_loop(seed: int, size_cost: tuple[tuple[int, float], ...]) -> None:
     """Every step takes the seconds of its size, with the drafting of the policy's largest size in place of its own."""
     calibration, policy = traced(seed), TreePolicy(32, 3, "d1", size_cost)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import pytest
 from helpers import make_calibration, random_calibration, random_tree
+from looped import looped
 
 from treeopt.optimize.replay import most_used, replay
 from treeopt.tree import Tree
@@ -22,7 +22,7 @@ def test_most_used_hand_written() -> None:
     assert most_used(tree, calibration, 9) == tree
 
 
-@pytest.mark.parametrize("seed", range(8))
+@looped("seed", range(8))
 def test_most_used_is_nested_and_useful(seed: int) -> None:
     """Parts are trees of the size asked for, each in the next, and yield at least what some other part does."""
     calibration = random_calibration(seed)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration, random_tree
+from looped import looped
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
@@ -66,7 +67,7 @@ def check(tree: Tree, calibration: Calibration) -> Replay:
     return got
 
 
-@pytest.mark.parametrize("seed", range(60))
+@looped("seed", range(60))
 def test_replay_equals_simulation(seed: int) -> None:
     """Steps, tokens, visits and acceptance of any tree on any traces are those of a decoder that steps through."""
     heads = 1 + seed % 5
@@ -76,7 +77,7 @@ def test_replay_equals_simulation(seed: int) -> None:
         check(tree, calibration)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@looped("seed", range(5))
 def test_replay_of_misses(seed: int) -> None:
     """With few ranks kept most traces are misses, and a tree may ask for all that were kept."""
     calibration = random_calibration(seed, top_k=2)
@@ -124,7 +125,7 @@ def test_replay_without_text() -> None:
     assert got.acceptance_by_depth().tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@looped("depth", [1, 2, 3, 4])
 def test_replay_of_a_chain(depth: int) -> None:
     """A chain accepts up to its first wrong best guess."""
     calibration = random_calibration(depth)
@@ -147,8 +148,8 @@ def test_replay_of_a_tree_with_gaps() -> None:
     assert got.accepted.tolist() == [2, 0, 1, 1, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "paths", "accepted"),
+@looped(
+    "ranks, paths, accepted",
     [
         ((5, 0), ((0,),), 0),
         ((5, 0), ((0,), (0, 0)), 0),

@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 from helpers import make_calibration, random_tree
+from looped import looped
 from sampled_traces import LEVELS, RANKS, TRACED, of_drafter, sampled
 
 from treeopt.calibration import Calibration
@@ -49,8 +50,8 @@ def naive(tree: Tree, calibration: Calibration) -> list[tuple[float, int]]:
     return found
 
 
-@pytest.mark.parametrize("traced", [1, TRACED, RANKS])
-@pytest.mark.parametrize("seed", range(4))
+@looped("traced", [1, TRACED, RANKS])
+@looped("seed", range(4))
 def test_replay_equals_naive_sums(seed: int, traced: int) -> None:
     """Tokens and steps of each text, for random trees and any number of traced candidates."""
     calibration = sampled(seed, traced=traced)
@@ -68,7 +69,7 @@ def test_replay_equals_naive_sums(seed: int, traced: int) -> None:
     assert counted.tokens_per_step == calibration.positions / found.steps
 
 
-@pytest.mark.parametrize("nodes", [2, 7, 30, 254])
+@looped("nodes", [2, 7, 30, 254])
 def test_policy_equals_naive_sums(nodes: int) -> None:
     """A candidate of a per-step tree counts where its place is below the size and its parent is on the text."""
     calibration = of_drafter(sampled(5))
@@ -169,7 +170,7 @@ def test_counts_are_sums_of_probabilities() -> None:
     assert not found[2].of_children(nowhere, np.full((1, RANKS), -1)).any()
 
 
-@pytest.mark.parametrize("max_rank", [0, 3])
+@looped("max_rank", [0, 3])
 def test_levels_without_paths_have_no_hits(max_rank: int) -> None:
     """Few short texts have no path at deep levels: the tree of counts is built, and that of sums too."""
     for seed in range(12):
@@ -229,7 +230,7 @@ def test_sums_vary_less_than_counts() -> None:
     assert sums.std() < 0.8 * counts.std()
 
 
-@pytest.mark.parametrize("method", [MEDUSA, Method("joint", "visits", 64.0)], ids=str)
+@looped("method", [MEDUSA, Method("joint", "visits", 64.0)])
 def test_cross_validation_uses_sums(method: Method) -> None:
     """The sums of each size are those of its fold's tree on the texts left out, in the order of the texts."""
     calibration = sampled(11)
@@ -305,7 +306,7 @@ def test_tasks_keep_sums_where_all_have_them() -> None:
 FAULTS = ["dtype", "shape", "negative", "sum", "nan", "past the end", "places without steps", "place of a true token"]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@looped("fault", FAULTS)
 def test_calibration_refuses_wrong_probabilities(fault: str) -> None:
     """One E220 for each rule."""
     calibration = sampled(6)

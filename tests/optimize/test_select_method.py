@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration, random_tree
+from looped import looped
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
@@ -64,9 +65,9 @@ def chosen(growth: Growth) -> list[Path]:
     return [tuple(rank for rank in row if rank >= 0) for row in growth.paths.tolist()]
 
 
-@pytest.mark.parametrize("weights", ["uniform", "visits"])
-@pytest.mark.parametrize("shape", [(1, 4), (2, 3), (3, 2)], ids=str)
-@pytest.mark.parametrize("seed", range(3))
+@looped("weights", ["uniform", "visits"])
+@looped("shape", [(1, 4), (2, 3), (3, 2)])
+@looped("seed", range(3))
 def test_joint_growth_equals_brute_force(seed: int, shape: tuple[int, int], weights: str) -> None:
     """No prefix-closed set of the same size has a greater sum of joint values, at any size."""
     heads, top_k = shape
@@ -85,8 +86,8 @@ def test_joint_growth_equals_brute_force(seed: int, shape: tuple[int, int], weig
         assert math.fsum(table[path] for path in grown) == pytest.approx(most, abs=1e-12)
 
 
-@pytest.mark.parametrize("top_k", [3, 16])
-@pytest.mark.parametrize("seed", range(3))
+@looped("top_k", [3, 16])
+@looped("seed", range(3))
 def test_medusa_is_growth_on_accuracies(seed: int, top_k: int) -> None:
     """The Medusa tree is growth on the products of the calibration's accuracies, to the last bit."""
     calibration = random_calibration(seed)
@@ -165,7 +166,7 @@ def test_exact_method_of_few_texts_backs_off_most() -> None:
     assert (fit.method, fit.sums) == (Method("joint", "uniform", 1024.0), None)
 
 
-@pytest.mark.parametrize("values", ["joint", "independent"])
+@looped("values", ["joint", "independent"])
 def test_progress_counts_folds(values: str) -> None:
     """Each fold is counted, and the last one makes the task whole."""
     told: list[tuple[int, int]] = []
@@ -193,7 +194,7 @@ def test_medusa_alone_wins() -> None:
     assert fit.tree == fit.growth.tree(16)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@looped("seed", range(4))
 def test_choice_on_independent_heads_is_not_much_worse(seed: int) -> None:
     """Where Medusa's assumption is true and texts are few, the choice costs next to nothing on fresh ones."""
     few = random_calibration(seed, sequences=12)
@@ -202,7 +203,7 @@ def test_choice_on_independent_heads_is_not_much_worse(seed: int) -> None:
     assert replay(build_tree(few, 24), fresh).tokens_per_step > 0.985 * replay(medusa, fresh).tokens_per_step
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
+@looped("method", METHODS)
 def test_fit_is_deterministic(method: Method) -> None:
     """The same calibration and seed give equal trees, growths, trials and steps."""
     one, other = (Fitter(random_calibration(5), Limits(20, 16)).choose([MEDUSA, method]) for _ in range(2))
@@ -214,7 +215,7 @@ def test_fit_is_deterministic(method: Method) -> None:
     assert (one.method, one.trials) == (other.method, other.trials)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
+@looped("method", METHODS)
 def test_weight_two_equals_twice(method: Method) -> None:
     """A text of weight two counts as two equal texts, whatever the method."""
     calibration = random_calibration(6, sequences=9)
@@ -239,7 +240,7 @@ def test_weight_two_equals_twice(method: Method) -> None:
     assert not np.allclose(plain.values, wanted.values)  # the weight matters
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
+@looped("method", METHODS)
 def test_build_on_some_texts_equals_their_own_calibration(method: Method) -> None:
     """Texts left out leave no trace in the tree."""
     calibration = random_calibration(7)
@@ -250,7 +251,7 @@ def test_build_on_some_texts_equals_their_own_calibration(method: Method) -> Non
     np.testing.assert_allclose(growth.values, wanted.values, rtol=1e-9)
 
 
-@pytest.mark.parametrize("sequences", [1, FOLDS - 1])
+@looped("sequences", [1, FOLDS - 1])
 def test_too_few_texts_are_no_choice(sequences: int) -> None:
     """Below five texts the first method is built on all of them, and nothing is cross-validated."""
     calibration = random_calibration(1, sequences=sequences)
@@ -276,7 +277,7 @@ def test_cross_validated_steps_are_of_trees_without_them() -> None:
         assert alone.steps.tolist() == fit.sums.steps[folds == fold].tolist()
 
 
-@pytest.mark.parametrize("method", [MEDUSA, JOINT], ids=str)
+@looped("method", [MEDUSA, JOINT])
 def test_cross_validated_steps_fall_with_size(method: Method) -> None:
     """One node makes a step of every token, the largest size is the choice's own, and in between steps fall."""
     calibration = random_calibration(8, sequences=40)
@@ -292,7 +293,7 @@ def test_cross_validated_steps_fall_with_size(method: Method) -> None:
     assert found[-1].tolist() == fit.sums.steps.tolist()
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
+@looped("method", METHODS)
 def test_cross_validated_steps_of_every_size_are_those_of_prefixes(method: Method) -> None:
     """Each size replays the tree of the growth's first nodes, on the texts that the growth left out."""
     calibration = random_calibration(12, sequences=10, length=30)
@@ -323,7 +324,7 @@ def test_cross_validated_steps_below_five_texts_are_seen_ones() -> None:
         assert sums.steps.tolist() == fitter.sums(growth.tree(nodes)).steps.tolist()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@looped("seed", range(3))
 def test_steps_of_some_texts_are_those_of_all(seed: int) -> None:
     """A text's steps are its own, as in replay, whichever other texts are there."""
     calibration = random_calibration(seed)
@@ -343,8 +344,8 @@ def counted(steps: NDArray[np.int64]) -> TextSums:
 KIN = [MEDUSA, *(Method("joint", "visits", strength) for strength in (64.0, 256.0, 1024.0))]
 
 
-@pytest.mark.parametrize(
-    ("excess", "winner"),
+@looped(
+    "excess, winner",
     [
         # Steps on eight texts above those of strength 64; the Medusa tree's always far behind.
         ({256.0: [0] * 8, 1024.0: [0] * 8}, 1024.0),  # ties go to the greatest strength
@@ -396,8 +397,8 @@ def fresh_stretches() -> Calibration:
     return stretches(900, 1200)
 
 
-@pytest.mark.parametrize("nodes", [16, 64])
-@pytest.mark.parametrize("seed", [1, 2])
+@looped("nodes", [16, 64])
+@looped("seed", [1, 2])
 def test_joint_beats_the_medusa_where_texts_are_hard_in_stretches(
     seed: int, nodes: int, fresh_stretches: Calibration
 ) -> None:

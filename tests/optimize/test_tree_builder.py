@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration
+from looped import looped
 
 import treeopt
 from treeopt.calibration import Calibration
@@ -26,8 +27,8 @@ def products(tree: Tree, calibration: Calibration) -> list[float]:
     return [math.prod(accuracy[head, rank] for head, rank in enumerate(path)) for path in tree.paths]
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("nodes", [1, 2, 16, 64])
+@looped("seed", range(5))
+@looped("nodes", [1, 2, 16, 64])
 def test_expected_of_a_built_tree(nodes: int, seed: int) -> None:
     """Independent is 1 and the sum of the products of accuracies; replay is the replay on the calibration itself."""
     calibration = random_calibration(seed, sequences=40)
@@ -74,7 +75,7 @@ def test_built_tree_is_better_than_others() -> None:
         assert tree.expected.independent >= 1.0 + math.fsum(products(other, calibration)) - 1e-5
 
 
-@pytest.mark.parametrize("max_rank", [0, 1, 3])
+@looped("max_rank", [0, 1, 3])
 def test_max_rank_is_respected(max_rank: int) -> None:
     """No path has a larger rank; the largest allowed is used."""
     tree = build_tree(random_calibration(0, sequences=40), 200, max_rank=max_rank)
@@ -83,7 +84,7 @@ def test_max_rank_is_respected(max_rank: int) -> None:
     assert tree.expected.top_k == max_rank + 1
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 4])
+@looped("top_k", [1, 2, 4])
 def test_top_k_is_respected(top_k: int) -> None:
     """Only the first K ranks are used, and K stands beside the figures."""
     calibration = random_calibration(0, sequences=40)
@@ -102,14 +103,14 @@ def test_top_k_is_at_most_the_ranks_kept() -> None:
     assert tree.expected.top_k == 4
 
 
-@pytest.mark.parametrize(("top_k", "max_rank", "ranks"), [(3, 9, 3), (9, 2, 3)])
+@looped("top_k, max_rank, ranks", [(3, 9, 3), (9, 2, 3)])
 def test_the_narrower_of_top_k_and_max_rank_counts(top_k: int, max_rank: int, ranks: int) -> None:
     """Both limits hold at once."""
     tree = build_tree(random_calibration(0, sequences=40), 200, top_k=top_k, max_rank=max_rank)
     assert tree.max_rank == ranks - 1
 
 
-@pytest.mark.parametrize("max_depth", [1, 2, 9])
+@looped("max_depth", [1, 2, 9])
 def test_max_depth_is_respected(max_depth: int) -> None:
     """No path is longer."""
     tree = build_tree(random_calibration(0, sequences=40), 60, max_depth=max_depth)
@@ -148,7 +149,7 @@ def test_built_twice_is_equal() -> None:
     assert (one.expected, one.source) == (other.expected, other.source)
 
 
-@pytest.mark.parametrize(("levels", "ranks"), [(5, 32), (8, 100), (9, 253)])
+@looped("levels, ranks", [(5, 32), (8, 100), (9, 253)])
 def test_largest_tree_that_is_allowed_fits_into_a_file(levels: int, ranks: int) -> None:
     """One node more is refused; the lines of the longest paths and values, as many as are allowed, are read."""
     with pytest.raises(TreeoptError) as caught:
@@ -173,7 +174,7 @@ def test_limits_that_allow_few_nodes_are_never_too_large() -> None:
         check_size(Limits(1 << 30, 253, 3), 5, "--nodes")
 
 
-@pytest.mark.parametrize(
+@looped(
     "wrong",
     [
         *({"nodes": nodes} for nodes in (0, 4.5, True, math.nan, "8", None)),
@@ -183,7 +184,6 @@ def test_limits_that_allow_few_nodes_are_never_too_large() -> None:
         {"weights": "visit"},
         {"values": None},
     ],
-    ids=str,
 )
 def test_each_wrong_argument_is_refused(wrong: dict[str, Any]) -> None:
     """One suffices, and the error names it."""
@@ -198,7 +198,7 @@ def test_integers_of_numpy_are_taken() -> None:
     assert tree_yaml(tree) == tree_yaml(build_tree(calibration, 4, top_k=2))
 
 
-@pytest.mark.parametrize(("levels", "named"), [(0, None), (1, "level 1"), (2, "all levels")])
+@looped("levels, named", [(0, None), (1, "level 1"), (2, "all levels")])
 def test_source_names_the_levels_without_gaps(levels: int, named: str | None) -> None:
     """The method of the tree's file says where siblings have no gaps."""
     calibration = random_calibration(0)
@@ -207,7 +207,7 @@ def test_source_names_the_levels_without_gaps(levels: int, named: str | None) ->
     assert source["method"].get("contiguous") == named
 
 
-@pytest.mark.parametrize(("right", "end"), [(9, "high"), (1, "low")])
+@looped("right, end", [(9, "high"), (1, "low")])
 def test_intervals_end_where_a_tree_does(right: int, end: str) -> None:
     """With ten texts that are all right or all wrong the ends are 1 and 1 + depth, not beyond."""
     texts = [np.full((20 + i, 1), 0 if i < right else 99) for i in range(10)]

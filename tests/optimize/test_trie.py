@@ -6,8 +6,8 @@ import itertools
 from collections import defaultdict
 
 import numpy as np
-import pytest
 from helpers import random_calibration
+from looped import looped
 
 from treeopt.optimize.trie import Floats, PathTrie
 from treeopt.traces import MISS, NONE, Ranks
@@ -51,9 +51,9 @@ def check_counts(ranks: Ranks, top_k: int, weights: Floats) -> None:
         assert counts.hits.dtype == counts.trials.dtype == np.float64
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 5, 16])
-@pytest.mark.parametrize("heads", [1, 2, 4])
-@pytest.mark.parametrize("seed", range(3))
+@looped("top_k", [1, 2, 5, 16])
+@looped("heads", [1, 2, 4])
+@looped("seed", range(3))
 def test_counts_equal_dictionaries(seed: int, heads: int, top_k: int) -> None:
     """Hits and trials of every path are those of a walk over the rows, whatever the positions weigh."""
     ranks = random_calibration(seed, heads=heads, top_k=16).ranks
@@ -70,7 +70,7 @@ def test_trials_leave_out_texts_that_ended_but_not_misses() -> None:
     assert (second.hits.tolist(), second.trials.tolist()) == ([1.0], [7.0])
 
 
-@pytest.mark.parametrize("top_k", [1, 3, 8])
+@looped("top_k", [1, 3, 8])
 def test_find_gives_the_index_of_every_possible_path(top_k: int) -> None:
     """Paths that occur are found at their place in the level, all others give -1."""
     ranks = random_calibration(4, heads=3, top_k=8).ranks

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from helpers import pooled, random_calibration
+from looped import looped
 from numpy.typing import NDArray
 
 from treeopt.optimize.trie import Floats, PathTrie
@@ -72,8 +73,8 @@ def as_rows(paths: Sequence[Path], depth: int) -> NDArray[np.int32]:
     return np.array(paths, np.int32).reshape(len(paths), depth)
 
 
-@pytest.mark.parametrize("visited", [False, True], ids=["uniform", "visits"])
-@pytest.mark.parametrize(("seed", "top_k", "strength"), [(0, 4, 64.0), (1, 3, 8.0), (2, 8, 1024.0), (3, 2, 0.5)])
+@looped("visited", [False, True])
+@looped("seed, top_k, strength", [(0, 4, 64.0), (1, 3, 8.0), (2, 8, 1024.0), (3, 2, 0.5)])
 def test_joint_equals_a_naive_version(seed: int, top_k: int, strength: float, visited: bool) -> None:
     """Children of paths that occur often, seldom or never have the values of three stages and falling smoothing."""
     ranks = random_calibration(seed, sequences=8, length=20, heads=3, top_k=8).ranks
@@ -94,7 +95,7 @@ def test_joint_equals_a_naive_version(seed: int, top_k: int, strength: float, vi
     assert seldom or top_k < 4  # the case of paths that never came was there
 
 
-@pytest.mark.parametrize("visited", [False, True], ids=["uniform", "visits"])
+@looped("visited", [False, True])
 def test_joint_without_prior_is_the_exact_joint_frequency(visited: bool) -> None:
     """Where a prior is worth nothing and shares fall by themselves, a path's value is the weight of its positions."""
     table = [path for path in itertools.product(range(3), repeat=3) for _ in range(3 ** (6 - sum(path)))]
@@ -113,8 +114,8 @@ def test_joint_without_prior_is_the_exact_joint_frequency(visited: bool) -> None
         assert value == pytest.approx(counted[same].sum() / counted.sum(), rel=1e-6)
 
 
-@pytest.mark.parametrize("strength", [1e-9, 1.0, 256.0])
-@pytest.mark.parametrize("seed", range(4))
+@looped("strength", [1e-9, 1.0, 256.0])
+@looped("seed", range(4))
 def test_no_child_exceeds_its_parent(seed: int, strength: float) -> None:
     """Even where visiting blows a rank's share up, a child's value is at most its parent's and never below 0."""
     rng = np.random.default_rng(seed)

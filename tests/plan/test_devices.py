@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from looped import looped
 
 from treeopt.errors import TreeoptError
 from treeopt.plan.devices import device_of_spec
@@ -15,8 +16,8 @@ def test_device_has_the_numbers_of_its_text() -> None:
     assert device_of_spec("bandwidth=1,flops=1e21").memory is None  # the least and the greatest figure
 
 
-@pytest.mark.parametrize(
-    ("spec", "said"),
+@looped(
+    "spec, said",
     [
         ("flops=1,bandwidth=1,watts=3", "'watts' is none of"),
         ("flops=1,bandwidth=1,flops=1", "'flops' occurs twice"),

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
@@ -56,7 +57,7 @@ def test_fit_to_one_of_two_models_has_no_step() -> None:
     assert 0.01 < by_model.largest < 0.2
 
 
-@pytest.mark.parametrize(("sizes", "kept", "skipped"), [([1, 8], 0, ("8 nodes",)), ([1, 2, 8], 2, ())])
+@looped("sizes, kept, skipped", [([1, 8], 0, ("8 nodes",)), ([1, 2, 8], 2, ())])
 def test_fold_without_trees_is_skipped(sizes: list[int], kept: int, skipped: tuple[str, ...]) -> None:
     """Eight steps of one node alone do not determine `tree`: what leaves only these is not left out, but named."""
     sources = [steps("qwen2.5-0.5b"), steps("qwen2.5-3b")]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hand_shape import SHAPE
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.shapes import named_shape
@@ -44,8 +45,8 @@ def test_forward_by_hand() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("setting", "expected"),
+@looped(
+    "setting, expected",
     [
         ({"dtype": "int4", "kv_dtype": "float8"}, {"m": 207.0, "scores": 1848.0, "kv writes": 120.0}),
         ({"dtype": "float32"}, {"m": 504.0, "scores": 4320.0, "kv writes": 480.0}),
@@ -80,8 +81,8 @@ def test_experts_by_hand() -> None:
     assert many[1] == pytest.approx(2 * 15 * 4 + 2 * 2000 * 2 * 8)
 
 
-@pytest.mark.parametrize(
-    ("drafting", "expected"),
+@looped(
+    "drafting, expected",
     [
         (Drafting(3, 2, 7), {"residual blocks": (600.0, 540.0, 2.0), "LM heads": (420.0, 354.0, 1.0)}),
         (Drafting(3, 2), {"residual blocks": (600.0, 540.0, 2.0), "LM heads": (420.0, 214.0, 1.0)}),
@@ -97,9 +98,7 @@ def test_heads_by_hand(drafting: Drafting, expected: dict[str, tuple[float, floa
     assert all(figures == (0.0, 0.0, 0.0) for figures in alone.values())
 
 
-@pytest.mark.parametrize(
-    ("nodes", "flops", "moved"), [(1.0, 0.0, 0.0), (2.0, 60.0, 92.0), (3.0, 120.0, 184.0), (8.0, 420.0, 404.0)]
-)
+@looped("nodes, flops, moved", [(1.0, 0.0, 0.0), (2.0, 60.0, 92.0), (3.0, 120.0, 184.0), (8.0, 420.0, 404.0)])
 def test_draft_model_by_hand(nodes: float, flops: float, moved: float) -> None:
     """Three levels: one token, then the nodes of a level, (N - 1) / 3 rounded up; fewer levels for small trees."""
     drafting = Drafting(draft=SHAPE, levels=3)
@@ -123,7 +122,7 @@ def test_prefill_of_llama_7b_by_hand() -> None:
     assert found["scores"][0] == 32 * 8_589_934_592
 
 
-@pytest.mark.parametrize(
+@looped(
     "wrong",
     [
         lambda: StepSetting("bf16"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hand_shape import SHAPE
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.shapes import named_shape
@@ -23,8 +24,8 @@ POWERS = tuple(2**power for power in range(10))
 PAPER = tuple(range(16, 129, 16))  # candidates in the paper's charts, with one
 
 
-@pytest.mark.parametrize(
-    ("device", "efficiency", "drafting", "expected"),
+@looped(
+    "device, efficiency, drafting, expected",
     [
         (SLOW, Efficiency(), Drafting(), 472.2),
         (WIDE, Efficiency(), Drafting(), 70.44),
@@ -86,7 +87,7 @@ def naive_seconds(nodes: int, batch: int, context: int) -> float:
     return layers * total
 
 
-@pytest.mark.parametrize(("batch", "context"), [(1, 1024), (1, 8192), (8, 128), (64, 1024)])
+@looped("batch, context", [(1, 1024), (1, 8192), (8, 128), (64, 1024)])
 def test_plan_is_that_of_the_naive_formulas(batch: int, context: int) -> None:
     """Seconds, overhead and speedup of every point, and the best of all sizes."""
     plan = planned(batch=batch, context=context)
@@ -150,9 +151,7 @@ def test_a_drafter_without_enough_sizes_ends_there() -> None:
     assert next(p for p in plan.points if (p.drafter, p.nodes) == ("large", 8)).tokens_per_step == 1 + 7 / 15
 
 
-@pytest.mark.parametrize(
-    "wrong", [([0], [1], [1]), ([1], [0], [1]), ([1], [1], [0]), ([2**40], [1], [1]), ([2], [], [1])]
-)
+@looped("wrong", [([0], [1], [1]), ([1], [0], [1]), ([1], [1], [0]), ([2**40], [1], [1]), ([2], [], [1])])
 def test_numbers_out_of_range_are_refused(wrong: tuple[list[int], list[int], list[int]]) -> None:
     """E240 for sizes, batches and contexts that are missing, below 1 or too large."""
     candidate = PlanCandidate(Acceptance(), StepModel(SHAPE, WIDE))
@@ -169,7 +168,7 @@ def test_drafters_of_one_name_are_refused() -> None:
             plan_speedup(wrong, [1])
 
 
-@pytest.mark.parametrize(
+@looped(
     "wrong",
     [
         {"compute": 0.0},
@@ -210,7 +209,7 @@ def test_device_of_a_text() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@looped(
     "spec",
     [
         "",
