@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from looped import looped
 from report_pages import HOSTILE, whole_data
 
 from treeopt.files.trees import load_tree
@@ -120,7 +121,7 @@ def test_hover_shows_a_node(opened: Opened, files: dict[str, Path]) -> None:
     opened.check_quiet(files["whole"])
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@looped("width", WIDTHS)
 def test_root_of_a_large_tree_is_in_view(browser: Any, width: int, tmp_path: Path) -> None:
     """Of a tree of 64 nodes the root, half way down the picture, is not cut off by the box around it."""
     name = "mc_sim_7b_63"
@@ -179,7 +180,7 @@ def test_arrow_keys_reach_collapsed_parts(browser: Any, tmp_path: Path, monkeypa
     page.close()
 
 
-@pytest.mark.parametrize("selector", ["h1", "td data", "#tree text.label", "figcaption"])
+@looped("selector", ["h1", "td data", "#tree text.label", "figcaption"])
 def test_contrasts_find_a_faint_text(opened: Opened, selector: str) -> None:
     """The check of contrasts below fails for one text of a faint color, and names it."""
     element = opened.page.locator(selector).first
@@ -191,9 +192,9 @@ def test_contrasts_find_a_faint_text(opened: Opened, selector: str) -> None:
     assert any(one[1].lower().startswith(name) and one[2] == "rgb(200, 200, 200)" for one in found)
 
 
-@pytest.mark.parametrize("name", ["whole", "hostile"])
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("theme", THEMES)
+@looped("name", ["whole", "hostile"])
+@looped("width", WIDTHS)
+@looped("theme", THEMES)
 def test_page_in_themes_and_widths(
     browser: Any, files: dict[str, Path], tmp_path: Path, theme: str, width: int, name: str
 ) -> None:

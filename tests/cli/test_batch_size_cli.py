@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from looped import looped
 from program import treeopt
 
 from treeopt.files.calibrations import load_calibration
@@ -39,7 +40,7 @@ def test_a_run_that_halves_says_so_once_and_is_made_again_by_its_configuration(m
     assert Path("again.safetensors").read_bytes() == Path("auto.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "message"),
     [
         (("--batch-size", "auto", "--shard", "0/2"), "--shard needs a --batch-size that is a number"),

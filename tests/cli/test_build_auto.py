@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from looped import looped
 from per_step_traces import traced
 from program import error_number, treeopt, treeopt_json
 
@@ -123,7 +124,7 @@ def test_profiles_of_another_model_are_doubted() -> None:
     assert "another base model (b9, this is b1)" in result.stderr
 
 
-@pytest.mark.parametrize(
+@looped(
     "line",
     [
         (*AUTO, *ALL, *PROFILES, "--mix", "1,1"),

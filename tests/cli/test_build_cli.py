@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers import make_calibration, random_calibration, stretches
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
@@ -39,7 +40,7 @@ def shuffled() -> Calibration:
     return made
 
 
-@pytest.mark.parametrize(("values", "weights"), METHODS)
+@looped(("values", "weights"), METHODS)
 def test_both_options_build_exactly_that_method(shuffled: Calibration, values: str, weights: str) -> None:
     """Values and weights that the user names are built, although the Medusa tree is better in cross-validation."""
     assert treeopt_json("build", "--nodes", "12")["method"] == "independent, uniform"
@@ -53,7 +54,7 @@ def test_both_options_build_exactly_that_method(shuffled: Calibration, values: s
 
 
 @pytest.mark.usefixtures("shuffled")
-@pytest.mark.parametrize("option", [["--values", "joint"], ["--weights", "visits"]])
+@looped("option", [["--values", "joint"], ["--weights", "visits"]])
 def test_one_option_alone_competes_with_the_medusa(option: list[str]) -> None:
     """A single wish leaves the choice to the texts left out."""
     for command in (["build", "--nodes", "12"], ["curve", "--largest", "12"]):
@@ -69,7 +70,7 @@ def test_both_options_with_few_texts_build_that_method() -> None:
     assert "the Medusa tree" in treeopt("build", "--nodes", "8").stderr
 
 
-@pytest.mark.parametrize(
+@looped(
     "arguments",
     [
         ["build", "--nodes", "131073"],
@@ -142,7 +143,7 @@ def test_intervals_rest_on_different_texts() -> None:
     assert "30 more prompts would halve that" in result.stdout
 
 
-@pytest.mark.parametrize("texts", [1, 7])
+@looped("texts", [1, 7])
 def test_one_text_in_any_number_of_copies_has_no_interval(texts: int) -> None:
     """Neither build nor curve nor a holdout names an interval; programs read null."""
     save_calibration(copies(texts, 1), "calibration.safetensors")
@@ -192,7 +193,7 @@ def test_same_calibration_twice_is_said() -> None:
 
 
 @pytest.mark.usefixtures("tasks")
-@pytest.mark.parametrize("shares", ["1e308,1e308", "1e-320,1", "5e-324,5e-324"])
+@looped("shares", ["1e308,1e308", "1e-320,1", "5e-324,5e-324"])
 def test_shares_at_the_ends_of_the_range_are_used(shares: str) -> None:
     """Only the ratio of shares counts, however large or small they are."""
     found = treeopt_json("build", *BOTH, "--mix", shares, "--nodes", "8")["tasks"]["shares"]
@@ -211,7 +212,7 @@ def test_drafters_do_not_mix() -> None:
     assert "heads_id" not in error
 
 
-@pytest.mark.parametrize("command", [["build", "--nodes", "auto"], ["curve"]])
+@looped("command", [["build", "--nodes", "auto"], ["curve"]])
 def test_profile_without_one_node_is_refused_before_any_work(
     command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,8 +232,8 @@ def test_profile_of_one_size_gives_the_root() -> None:
     assert [point["nodes"] for point in treeopt_json("curve", "--profile", "p.yaml")["points"]] == [1]
 
 
-@pytest.mark.parametrize("command", [["build"], ["curve"], ["show", "mc_sim_7b_63"]])
-@pytest.mark.parametrize("texts", [0, 3])
+@looped("command", [["build"], ["curve"], ["show", "mc_sim_7b_63"]])
+@looped("texts", [0, 3])
 def test_calibration_without_text_is_one_error(command: list[str], texts: int) -> None:
     """No texts, or texts without a token, are nothing to build, draw or replay from."""
     made = stretches(1, 3).select(range(texts))
@@ -249,8 +250,8 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("top_k", [1, 16])
+@looped("name", HOSTILE)
+@looped("top_k", [1, 16])
 def test_degenerate_traces_give_right_trees(name: str, top_k: int) -> None:
     """Nothing to guess, nothing guessed, or everything: the tree is the root alone, or the chain of best guesses."""
     made = make_calibration(HOSTILE[name], top_k=top_k)

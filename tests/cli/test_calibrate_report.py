@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 from helpers import make_calibration, stretches
+from looped import looped
 
 from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import Calibration
@@ -21,7 +22,7 @@ def run_of(hashes: str) -> CalibrationRun:
     return CalibrationRun(made, (), 0, made.num_heads)
 
 
-@pytest.mark.parametrize("hashes", ["a", "aaaaaa"])
+@looped("hashes", ["a", "aaaaaa"])
 def test_one_text_in_any_number_of_copies_has_no_error(hashes: str, capsys: pytest.CaptureFixture[str]) -> None:
     """No standard error is printed, neither 0 nor nan, and programs read null."""
     report_calibration(Console(False, False), run_of(hashes), "c.safetensors", None)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers import random_calibration
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.cli.app import COMMANDS
@@ -103,7 +104,7 @@ def test_list_and_show() -> None:
     assert data["paths"] == [[0], [0, 0], [0, 0, 0]]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("content", "number"),
     [
         ("", "E203"),

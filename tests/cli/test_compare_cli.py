@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+from looped import looped
 from program import treeopt, treeopt_json
 
 from treeopt.cli.app import program
@@ -58,7 +59,7 @@ def test_json_has_a_row_for_each_method() -> None:
     assert "tree_id" not in made_with
 
 
-@pytest.mark.parametrize(("load", "busy"), [(0.1, False), (64.0, True)])
+@looped(("load", "busy"), [(0.1, False), (64.0, True)])
 def test_one_repeat_has_no_quartiles(load: float, busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Null in JSON; on a busy machine one repeat gives a warning, and several give none."""
     monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
@@ -148,7 +149,7 @@ def test_bar_that_was_not_timed_is_drawn() -> None:
 
 
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize(
+@looped(
     ("arguments", "status", "word"),
     [
         (("--methods", "eagle"), 2, "no method 'eagle'"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
 from click.shell_completion import BashComplete, CompletionItem
+from looped import looped
 
 from treeopt.cli.app import COMMANDS, program
 
@@ -41,7 +41,7 @@ def test_commands_and_options() -> None:
     assert values("build", "--kind", "d") == ["dynamic"]
 
 
-@pytest.mark.parametrize(
+@looped(
     "line",
     [
         ("build", "--calibration", "cal"),

@@ -15,6 +15,7 @@ import click
 import pytest
 from conftest import ROOT_FOLDER
 from helpers import random_calibration, stretches
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 from tiny import random_heads, tiny_base
 
@@ -89,7 +90,7 @@ def test_arguments_come_from_a_file() -> None:
     assert treeopt_json("show", "--config", write("tree: mc_sim_7b_63\n"))["nodes"] == 64
 
 
-@pytest.mark.parametrize(
+@looped(
     ("text", "places"),
     [
         ("nods: 5\n", ["run.yaml:1:7  nods: no command has this option; did you mean nodes?"]),
@@ -126,7 +127,7 @@ def test_missing_file_is_an_error_in_json() -> None:
 
 
 @pytest.mark.usefixtures("calibration")
-@pytest.mark.parametrize(
+@looped(
     "given",
     [
         [],
@@ -221,7 +222,7 @@ def test_merged_configuration_is_that_of_every_part() -> None:
     assert merged_provenance(a, measured({"limit": 4, "skip": 0}, "other prompts")).configuration == {}
 
 
-@pytest.mark.parametrize("third", [({"limit": 4}, "p"), ({"limit": 8}, "p"), ({}, "p"), ({"limit": 4}, "q")])
+@looped("third", [({"limit": 4}, "p"), ({"limit": 8}, "p"), ({}, "p"), ({"limit": 4}, "q")])
 def test_order_of_merging_changes_no_configuration(third: tuple[dict[str, Any], str]) -> None:
     """Three calibrations in any order and grouping have the same provenance."""
     parts = [measured({"limit": 4}), measured({"limit": 4}), measured(*third)]
@@ -365,7 +366,7 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+@looped("line", LINES.values())
 def test_printed_command_has_the_same_parameters(line: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With a file and the environment in play, the command alone gives the same values."""
     write(

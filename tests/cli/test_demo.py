@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from looped import looped
 from report_pages import Page
 
 from treeopt.cli import demo_command
@@ -103,7 +104,7 @@ def test_a_second_demo_keeps_a_file_that_was_edited() -> None:
     assert all(tree["lossless"] for tree in found["trees"].values())
 
 
-@pytest.mark.parametrize(
+@looped(
     ("name", "content"),
     [
         ("heads.safetensors", "precious"),

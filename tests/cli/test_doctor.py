@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 from huggingface_hub import constants
+from looped import looped
 from program import treeopt, treeopt_json
 
 from treeopt.cli import doctor_command as environment
@@ -130,7 +131,7 @@ def test_too_many_threads(monkeypatch: Monkey) -> None:
     assert found(environment.check_threads, "threads").status == OK
 
 
-@pytest.mark.parametrize(("free", "status"), [(2 * 10**8, FAIL), (2 * 10**9, WARN), (2 * 10**10, OK)])
+@looped(("free", "status"), [(2 * 10**8, FAIL), (2 * 10**9, WARN), (2 * 10**10, OK)])
 def test_memory(free: int, status: str, monkeypatch: Monkey) -> None:
     """Too little for the built-in model fails, too little for larger ones is a warning."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
@@ -152,7 +153,7 @@ def test_hub_is_left_alone_in_offline_mode(monkeypatch: Monkey) -> None:
     assert "offline" in one.found
 
 
-@pytest.mark.parametrize("kind", ["answers", "refuses", "hangs"])
+@looped("kind", ["answers", "refuses", "hangs"])
 def test_hub(kind: str, monkeypatch: Monkey) -> None:
     """A hub that refuses or hangs is a warning, after a short time."""
 

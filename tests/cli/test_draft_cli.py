@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.evaluate.timed_step import TimedStep
@@ -59,7 +60,7 @@ def test_learned_drafter_names_its_draft_model() -> None:
     assert found["tokens_per_step"] == found["predicted_tokens_per_step"]
 
 
-@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@looped("kind", ["static", "dynamic"])
 def test_built_from_traces(kind: str) -> None:
     """A tree or policy built from traces of `model+ngram` is lossless, in the predicted steps."""
     treeopt("build", "--calibration", "mn.safetensors", "--nodes", "8", "--kind", kind, "-o", f"{kind}.yaml")
@@ -119,7 +120,7 @@ def test_profile_of_a_draft_model() -> None:
     assert (found["drafter"], found["drafter_name"]) == (load_drafter("model.safetensors").id, "model")
 
 
-@pytest.mark.parametrize(
+@looped(
     ("arguments", "message"),
     [
         (("calibrate", "--drafter", "model"), "needs --draft"),

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.defaults import HEADS, STEP_SIZES
@@ -54,7 +55,7 @@ def _files(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 TREES = ("static", "dynamic", "auto", "plain-auto")
 
 
-@pytest.mark.parametrize("name", TREES)
+@looped("name", TREES)
 def test_validate_and_generate(name: str) -> None:
     """Every kind is lossless, in the steps that were predicted; the drafter is found beside the tree."""
     data = treeopt_json("validate", "--tree", f"{name}.yaml", "--limit", "2", "--max-new-tokens", "24")
@@ -206,7 +207,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@looped("name", REFUSED)
 def test_refusals(name: str) -> None:
     """One error with its number and status 3, before any work, and no file is touched."""
     line, number = REFUSED[name]
@@ -223,7 +224,7 @@ def test_refusals(name: str) -> None:
 STATIC_ONLY = ("--values independent", "--weights uniform", "--max-rank 2", "--max-depth 2", "--holdout 2", "--robust")
 
 
-@pytest.mark.parametrize("option", STATIC_ONLY)
+@looped("option", STATIC_ONLY)
 def test_static_options_are_refused(option: str) -> None:
     """What has no meaning for trees chosen per step is a usage error of build and curve."""
     commands = ("build", "curve") if STATIC_ONLY.index(option) < 3 else ("build",)
@@ -247,7 +248,7 @@ def test_static_tree_is_shown_and_drawn() -> None:
     assert f"of drafter {drafter}" in Path("t.svg").read_text()
 
 
-@pytest.mark.parametrize("name", ["dynamic", "auto"])
+@looped("name", ["dynamic", "auto"])
 def test_policy_is_shown(name: str) -> None:
     """Sizes and costs, drafter, origin and expected figures are printed; replay gives the expected figure."""
     policy = load_plan(f"{name}.yaml")
@@ -271,7 +272,7 @@ def test_policy_is_shown(name: str) -> None:
     assert data["replay"]["tokens_per_step"] == pytest.approx(policy.expected.replay, rel=1e-6)
 
 
-@pytest.mark.parametrize(("name", "why"), [("static", "candidates"), ("auto", "policy of per-step trees")])
+@looped(("name", "why"), [("static", "candidates"), ("auto", "policy of per-step trees")])
 def test_no_list_of_paths_of_a_drafter(name: str, why: str) -> None:
     """Ranks of a drafter's candidates, or no paths at all, are not printed as ranks of the heads."""
     result = treeopt("show", f"{name}.yaml", "--format", "choices", status=3)
@@ -279,7 +280,7 @@ def test_no_list_of_paths_of_a_drafter(name: str, why: str) -> None:
     assert why in result.stderr
 
 
-@pytest.mark.parametrize("name", ["static", "dynamic", "auto", "plain"])
+@looped("name", ["static", "dynamic", "auto", "plain"])
 def test_yaml_of_a_plan_comes_back(name: str) -> None:
     """`show --format yaml` prints a file that is loaded as the same plan, its drafter and figures included."""
     Path("again.yaml").write_text(treeopt("show", f"{name}.yaml", "--format", "yaml").stdout)

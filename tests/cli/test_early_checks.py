@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 from tiny import chat_base, random_heads, tiny_base
 
@@ -70,7 +71,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize("name", WRONG)
+@looped("name", WRONG)
 def test_wrong_input_is_refused_before_a_model_is_loaded(name: str) -> None:
     """Wrong names of outputs, missing and empty files, and folders in use are one error at once; all stays."""
     Path("empty.jsonl").write_text("\n")
@@ -89,7 +90,7 @@ def test_wrong_input_is_refused_before_a_model_is_loaded(name: str) -> None:
 
 
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize(
+@looped(
     "line",
     [
         "distill --self-talk 2 --resume --force -o x.jsonl",
@@ -113,7 +114,7 @@ def test_options_that_exclude_each_other(line: str) -> None:
 
 
 @pytest.mark.usefixtures("models")
-@pytest.mark.parametrize(
+@looped(
     "line",
     [
         ("train", "--model", "mamba", "--data", "data.jsonl", "-o", "h"),
@@ -173,7 +174,7 @@ def test_learning_is_announced_and_both_files_are_named() -> None:
 
 
 @pytest.mark.usefixtures("models")
-@pytest.mark.parametrize("command", ["calibrate", "learn"])
+@looped("command", ["calibrate", "learn"])
 def test_interrupted_work_says_how_to_continue(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while tokens are drawn leaves the work folder alone, and says so."""
 
@@ -189,7 +190,7 @@ def test_interrupted_work_says_how_to_continue(command: str, monkeypatch: pytest
     assert contents() == before
 
 
-@pytest.mark.parametrize("seed", [-1, 2**63])
+@looped("seed", [-1, 2**63])
 def test_seeds_are_checked_in_the_library(seed: int) -> None:
     """A seed that no generator takes is a ValueError before anything is run."""
     base = chat_base()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from drafters import quick_drafter
+from looped import looped
 from program import error_number, treeopt
 from tiny import chat_base, random_heads, tiny_base
 
@@ -64,7 +65,7 @@ BEGUN = {  # where work begins, by module
 }
 
 
-@pytest.mark.parametrize("name", WORK)
+@looped("name", WORK)
 def test_models_without_trees_are_refused_before_the_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe speaks before a prompt is encoded or a token decoded, and nothing is written."""
 
@@ -113,7 +114,7 @@ PLANS = {
 
 
 @pytest.mark.usefixtures("no_models")
-@pytest.mark.parametrize("name", PLANS)
+@looped("name", PLANS)
 def test_wrong_plans_cost_no_model(name: str) -> None:
     """A missing or wrong tree or drafter is refused before a model is loaded, by validate and generate."""
     plans()
@@ -134,7 +135,7 @@ def test_missing_inputs_cost_no_model() -> None:
 
 
 @pytest.mark.usefixtures("no_models")
-@pytest.mark.parametrize(
+@looped(
     "line",
     [
         ("generate", "w1", "--tree", "t.yaml", "--top-k", "3"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from engine_trees import T, closed_up
 from helpers import make_calibration, random_calibration, random_tree
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
@@ -44,7 +45,7 @@ def test_export_prints_the_content_alone_and_names_the_engine_beside_it() -> Non
     assert "--medusa-speculation-length 4" in data["setting"]
 
 
-@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {"triton"}))  # whose braces are written, not read
+@looped("engine", sorted(set(ENGINES) - {"triton"}))  # whose braces are written, not read
 def test_export_and_import_are_inverse(engine: str) -> None:
     """What a command wrote, the other reads as the same paths."""
     name = "x.pt" if engine == "sequoia" else "x.txt"
@@ -144,7 +145,7 @@ def test_build_under_limits_prints_what_they_cost() -> None:
     assert " without them (cross-validated): " in said
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@looped("engine", ENGINES)
 def test_build_for_an_engine_can_be_exported_to_it(engine: str) -> None:
     """The tree breaks no rule of the engine that is an error, also where the unlimited tree would."""
     rising()
@@ -217,7 +218,7 @@ LISTS = {
 }
 
 
-@pytest.mark.parametrize("text", LISTS)
+@looped("text", LISTS)
 def test_lint_names_what_makes_a_list_no_tree(text: str) -> None:
     """Each fault has its rule, reason and remedy, and the exit status is that of an invalid input."""
     Path("l.py").write_text(text)
@@ -377,7 +378,7 @@ HOSTILE: dict[str, tuple[str | bytes, tuple[str, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@looped("name", HOSTILE)
 def test_hostile_run_is_one_error(name: str) -> None:
     """Each run ends in one error with its number, and leaves no file."""
     content, line, number = HOSTILE[name]

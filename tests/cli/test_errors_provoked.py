@@ -19,6 +19,7 @@ import torch
 from conftest import ROOT_FOLDER
 from fault_runs import make_inputs
 from helpers import stretches
+from looped import looped
 from per_step_traces import traced
 from program import error_number, treeopt
 from safetensors.numpy import save_file
@@ -312,7 +313,7 @@ def test_every_code_is_provoked() -> None:
     assert {*CASES, *PYTHON} == {*Code}
 
 
-@pytest.mark.parametrize("code", CASES, ids=lambda code: code.number)
+@looped("code", CASES)
 def test_error_has_its_number_status_and_remedy(code: Code, monkeypatch: Patch) -> None:
     """The error as text and as JSON: one number, its exit status, a rule and a remedy; no output is written."""
     arguments = CASES[code](monkeypatch)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import random_calibration
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
@@ -102,7 +103,7 @@ def test_comparison(traces: Calibration) -> None:
 
 
 @pytest.mark.usefixtures("traces")
-@pytest.mark.parametrize(
+@looped(
     "line",
     [
         ["export", "--for", "vllm"],

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from broken_disk import BrokenDisk
 from fault_runs import CHEAP, DEAR, Run, contents, faults_of, invoke, make_inputs, make_older
+from looped import looped
 from program import error_number, treeopt
 
 RUNS = (*CHEAP, *(run for run in DEAR if run.name in ("calibrate", "distill")))
@@ -34,7 +35,7 @@ def fresh(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+@looped("run", RUNS)
 def test_disk_that_fails(run: Run, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first change refused, the first write full for good, and the last rename in error over older files."""
     disk = BrokenDisk(fresh(inputs, monkeypatch))
@@ -54,9 +55,7 @@ def test_disk_that_fails(run: Run, inputs: Path, monkeypatch: pytest.MonkeyPatch
         assert faults_of(run, result, broken, before, whole) == []
 
 
-@pytest.mark.parametrize(
-    "text", ['nodes: "7"', "nodes: 6.5", "nodes: 6.0", "calibration: [c.safetensors]\nlargest: '5'"]
-)
+@looped("text", ['nodes: "7"', "nodes: 6.5", "nodes: 6.0", "calibration: [c.safetensors]\nlargest: '5'"])
 def test_numbers_of_a_configuration_are_plain(text: str) -> None:
     """A number in quotes, and one that is not whole where it must be, are refused with their place."""
     Path("run.yaml").write_text(text + "\n")

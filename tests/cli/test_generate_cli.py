@@ -14,6 +14,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from looped import looped
 
 from treeopt.cli.app import program
 from treeopt.cli.generate_command import _prompt, _shaded
@@ -43,7 +44,7 @@ def stock(base: Base, prompt: str = PROMPT, tokens: int = NEW_TOKENS) -> tuple[l
     return out, str(base.tokenizer.decode(out, skip_special_tokens=True))
 
 
-@pytest.mark.parametrize("tree", ["mc_sim_7b_63", "vicuna_7b_stage2"])
+@looped("tree", ["mc_sim_7b_63", "vicuna_7b_stage2"])
 def test_generate_is_stock_greedy(shared: Path, base: Base, tree: str) -> None:
     """Standard output is the text of stock greedy generate, byte for byte; the figures stand beside it."""
     result = generate(shared, PROMPT, "--tree", tree, "--max-new-tokens", str(NEW_TOKENS))
@@ -54,7 +55,7 @@ def test_generate_is_stock_greedy(shared: Path, base: Base, tree: str) -> None:
     assert generate(shared, PROMPT, "--tree", tree, "-q").stderr == ""
 
 
-@pytest.mark.parametrize("arguments", [["-"], []])
+@looped("arguments", [["-"], []])
 def test_generate_reads_standard_input(shared: Path, base: Base, arguments: list[str]) -> None:
     """`-`, or no prompt at all, reads what is piped in; the newline at its end is the pipe's, not the prompt's."""
     arguments += ["--tree", "mc_sim_7b_63", "--max-new-tokens", "8"]
@@ -85,7 +86,7 @@ def test_generate_json(shared: Path, base: Base) -> None:
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("tokens", [1, 21, 40])
+@looped("tokens", [1, 21, 40])
 def test_generate_json_names_metrics_as_engines_do(shared: Path, base: Base, tokens: int) -> None:
     """The six figures are those of the steps; a last root that is a step of its own is no draft."""
     arguments = ("--tree", "mc_sim_7b_63", "--max-new-tokens", str(tokens), "--json")
@@ -100,7 +101,7 @@ def test_generate_json_names_metrics_as_engines_do(shared: Path, base: Base, tok
     assert data["mean_acceptance_length"] == data["tokens_per_step"]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("arguments", "number", "status"),
     [
         (["", "--tree", "mc_sim_7b_63"], "E303", 3),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from engine_heads import READERS
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 from tiny import random_heads, tiny_base
 
@@ -40,7 +40,7 @@ def test_show_says_what_a_layout_cannot_hold() -> None:
     assert "--for nxdi      no: " in treeopt("heads", "show", "heads").stdout
 
 
-@pytest.mark.parametrize("to", ["medusa", "tgi", "vllm", "nxdi"])
+@looped("to", ["medusa", "tgi", "vllm", "nxdi"])
 def test_convert_writes_what_the_engine_reads(to: str) -> None:
     """The files are read as the engine reads them, LM heads included; the warnings of the source are passed on."""
     base = tiny_base("llama")

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import click
 import pytest
 from click.testing import CliRunner
+from looped import looped
 from program import all_commands
 
 from treeopt.cli.app import program
@@ -53,7 +54,7 @@ def test_every_command_has_two_examples() -> None:
     assert [line for name, examples in EXAMPLES.items() for _, line in examples if f"treeopt {name}" not in line] == []
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@looped("name", EXAMPLES)
 def test_examples_parse(name: str) -> None:
     """The options of each example exist, and their values are valid."""
     for _, line in EXAMPLES[name]:
@@ -76,7 +77,7 @@ def parse(line: str) -> None:
     command.make_context(name, list(arguments), parent=context)
 
 
-@pytest.mark.parametrize(
+@looped(
     "line",
     [
         "treeopt build --nods 3",
@@ -92,7 +93,7 @@ def test_wrong_examples_are_noticed(line: str) -> None:
 
 
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in ("demo", "doctor")])
+@looped("name", [name for name in EXAMPLES if name not in ("demo", "doctor")])
 def test_examples_are_no_usage_errors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No command refuses the options of its examples together, in a folder without the files that they name."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.drafter import Drafter
@@ -66,8 +67,8 @@ def stock(prompt: str) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("kind", ["static", "dynamic"])
-@pytest.mark.parametrize("name", ["ngram", "heads"])
+@looped("kind", ["static", "dynamic"])
+@looped("name", ["ngram", "heads"])
 def test_the_file_alone(name: str, kind: str) -> None:
     """validate is lossless, in the predicted steps; generate gives the text of the model alone; no tree is named."""
     file = f"{name}-{kind}.safetensors"
@@ -183,7 +184,7 @@ def test_nothing_counted(tmp_path: Path) -> None:
     assert data["tokens_per_step"] == data["predicted_tokens_per_step"]
 
 
-@pytest.mark.parametrize("base", [MODEL, ()], ids=["model", "built-in"])
+@looped("base", [MODEL, ()])
 def test_nothing_learned(base: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without tree, drafter and heads: per-step trees of 16 nodes, said so, lossless, in the predicted steps."""
 
@@ -218,14 +219,14 @@ WRONG = {
 
 
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize("text", USAGE)
+@looped("text", USAGE)
 def test_usage_errors(text: str) -> None:
     """A usage error before any model is loaded."""
     assert text in " ".join(treeopt(*USAGE[text], status=2).stderr.split())
 
 
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize("text", WRONG)
+@looped("text", WRONG)
 def test_files_that_do_not_fit(text: str) -> None:
     """E223, E201 or E202 before any model is loaded."""
     refused = treeopt(*WRONG[text], status=3)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.files.bundled import pocket
@@ -37,7 +38,7 @@ def rewrite(model: Path, change: Callable[[State], State]) -> None:
     safetensors.torch.save_file(change(safetensors.torch.load_file(file)), file, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("line", COMMANDS.values(), ids=COMMANDS)
+@looped("line", COMMANDS.values())
 def test_missing_weights_are_refused(line: str, model: Path, tmp_path: Path) -> None:
     """A base that lacks a weight ends every command in E304 by its name, and nothing is written."""
     rewrite(model, lambda state: {key: value for key, value in state.items() if "layers.1.mlp.up" not in key})

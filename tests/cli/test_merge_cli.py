@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers import random_calibration, stretches
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
@@ -62,7 +63,7 @@ def test_shard_given_twice() -> None:
     assert error_number(treeopt("merge", "0.safetensors", "0.safetensors", "1.safetensors", status=3)) == "E224"
 
 
-@pytest.mark.parametrize(
+@looped(
     ("fields", "line"),
     [
         ({"settings": {**SETTINGS, "batch_size": 4}}, "batch_size: 2 and 4"),
@@ -137,7 +138,7 @@ def test_inputs_are_not_replaced() -> None:
     assert error_number(treeopt("merge", file, "-o", file, "--force", status=3)) == "E204"
 
 
-@pytest.mark.parametrize("value", ["1", "1/1", "-1/2", "2/2", "0/0", "a/b", "1/2/3"])
+@looped("value", ["1", "1/1", "-1/2", "2/2", "0/0", "a/b", "1/2/3"])
 @pytest.mark.usefixtures("unloaded")
 def test_wrong_shards_are_usage_errors(value: str) -> None:
     """--shard is i/n with i from 0 to n - 1."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from drafters import answered, learned, prompts_of
 from helpers import random_calibration
+from looped import looped
 from program import treeopt
 from tiny import tiny_base
 
@@ -37,7 +38,7 @@ def source(base: Base, loaded: LoadedHeads, **changed: str) -> dict[str, Any]:
     return {"calibration": {**ids, **changed}}
 
 
-@pytest.mark.parametrize(
+@looped(
     ("changed", "said"),
     [
         ({}, ""),
@@ -113,7 +114,7 @@ def test_what_we_write_names_its_base(base: Base, shared: Path, line: list[str])
     )
 
 
-@pytest.mark.parametrize(("dtype", "warned"), [("float32", True), ("bfloat16", False)])
+@looped(("dtype", "warned"), [("float32", True), ("bfloat16", False)])
 def test_build_warns_of_profiles(dtype: str, warned: bool) -> None:
     """A profile of another base than the calibration's is warned of, where both ran in one dtype."""
     points = [LatencyPoint(n, 1, 64, 0.001 * n, 0.001 * n, 0.001 * n) for n in (1, 2, 8)]
@@ -124,7 +125,7 @@ def test_build_warns_of_profiles(dtype: str, warned: bool) -> None:
     assert "modelled" not in said
 
 
-@pytest.mark.parametrize("command", ["build", "curve"])
+@looped("command", ["build", "curve"])
 def test_modelled_profiles_are_named(command: str) -> None:
     """A profile of `treeopt plan` is no measurement: model and device are named beside the model of the traces."""
     points = [LatencyPoint(n, 1, 64, 0.001 * n, 0.001 * n, 0.001 * n) for n in (1, 2, 8)]

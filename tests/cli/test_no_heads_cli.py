@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.drafter import Drafter
@@ -85,8 +86,8 @@ def test_records_name_no_heads() -> None:
 
 
 @pytest.mark.usefixtures("_no_heads")
-@pytest.mark.parametrize("base", [MODEL, ()], ids=["model", "built-in"])
-@pytest.mark.parametrize("name", ["static", "dynamic", "auto"])
+@looped("base", [MODEL, ()])
+@looped("name", ["static", "dynamic", "auto"])
 def test_lossless_as_predicted(name: str, base: tuple[str, ...]) -> None:
     """Every kind is lossless, in the predicted steps; the built-in model's heads are not loaded either."""
     data = treeopt_json("validate", *base, "--tree", f"{name}.yaml", *OTHERS)
@@ -119,7 +120,7 @@ def test_generate_takes_the_model_of_the_drafter(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_no_heads")
-@pytest.mark.parametrize("base", [MODEL, ("--drafter", "ngram")], ids=["model alone", "built-in"])
+@looped("base", [MODEL, ("--drafter", "ngram")])
 def test_calibrate_learns_without_heads(base: tuple[str, ...], tmp_path: Path) -> None:
     """--model alone, and --drafter ngram of the built-in model: a drafter is learned, and its levels are traced."""
     output = tmp_path / "c.safetensors"
@@ -198,7 +199,7 @@ def profiles(made: Path) -> None:
 
 
 @pytest.mark.usefixtures("profiles")
-@pytest.mark.parametrize("name", REFUSED)
+@looped("name", REFUSED)
 def test_profiles_of_other_steps_are_refused(name: str, tmp_path: Path) -> None:
     """A profile of another drafter is E223, of the other kind E230; the fix measures the steps that are needed."""
     command, calibration, profile, number, fix = REFUSED[name]
@@ -250,7 +251,7 @@ USAGE = {
 
 
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize("text", USAGE)
+@looped("text", USAGE)
 def test_options_that_do_not_go_together(text: str) -> None:
     """A usage error with a remedy, before any model is loaded."""
     for line in USAGE[text]:
@@ -275,7 +276,7 @@ WRONG = {
 
 
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize("text", WRONG)
+@looped("text", WRONG)
 def test_files_that_do_not_fit(text: str) -> None:
     """A tree or drafter that contradicts --heads or --model is E223 before a model is loaded, with the remedy."""
     for line in WRONG[text]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from looped import looped
 from program import error_number, treeopt
 from tiny import VOCAB, chat_base, random_heads, walk
 
@@ -111,7 +112,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "who", "option", "value"), CASES)
+@looped(("line", "who", "option", "value"), CASES)
 def test_not_finite(
     models: Path,
     tmp_path: Path,

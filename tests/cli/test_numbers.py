@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator
 
 import click
-import pytest
+from looped import looped
 from program import treeopt
 
 from treeopt.cli.app import COMMANDS
@@ -31,7 +31,7 @@ def test_every_float_option_is_finite() -> None:
     assert {name for name, option in FLOATS if not isinstance(option.type, FiniteRange)} == set()
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "NaN"])
+@looped("value", ["nan", "inf", "-inf", "1e999", "NaN"])
 def test_not_finite_is_a_usage_error(value: str) -> None:
     """Every float option refuses it, by name, before anything is loaded."""
     for name, option in FLOATS:
@@ -49,7 +49,7 @@ def test_every_seed_fits_every_generator() -> None:
             assert "--seed" in treeopt(name, f"--seed={value}", status=2).stderr
 
 
-@pytest.mark.parametrize(("text", "number"), [("0.5", 0.5), ("1e-300", 1e-300), ("1", 1.0)])
+@looped(("text", "number"), [("0.5", 0.5), ("1e-300", 1e-300), ("1", 1.0)])
 def test_finite_numbers_pass(text: str, number: float) -> None:
     """What is finite and in the range is taken as it is."""
     assert FiniteRange(min=0).convert(text, None, None) == number

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner, Result
 from helpers import random_calibration, stretches
+from looped import looped
 
 from treeopt.calibration import Calibration
 from treeopt.cli.app import program
@@ -155,7 +156,7 @@ def test_tree_is_written_before_the_judgement(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("calibration")
-@pytest.mark.parametrize("texts", ["60", "61"])
+@looped("texts", ["60", "61"])
 def test_holdout_of_all_texts_is_one_error(texts: str) -> None:
     """There must be texts to fit: exit 3, and no file."""
     result = treeopt("build", "--holdout", texts, status=3)
@@ -259,7 +260,7 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.usefixtures("tasks", "profile")
-@pytest.mark.parametrize("name", CONTRADICTIONS)
+@looped("name", CONTRADICTIONS)
 def test_contradictory_options_exit_2(name: str) -> None:
     """A wrong command line is refused before any work, and nothing is written."""
     result = treeopt("build", *CONTRADICTIONS[name], status=2)
@@ -308,7 +309,7 @@ def test_curve_stops_at_the_largest_asked_for() -> None:
 
 
 @pytest.mark.usefixtures("calibration")
-@pytest.mark.parametrize("command", [["curve"], ["build", "--nodes", "auto"]])
+@looped("command", [["curve"], ["build", "--nodes", "auto"]])
 def test_missing_profile_names_the_command(command: list[str]) -> None:
     """No such profile: exit 3, the command that makes one, and no output."""
     result = treeopt(*command, "--profile", "none.yaml", status=3)
@@ -318,7 +319,7 @@ def test_missing_profile_names_the_command(command: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("calibration", "profile")
-@pytest.mark.parametrize("command", [["curve"], ["build", "--nodes", "auto"]])
+@looped("command", [["curve"], ["build", "--nodes", "auto"]])
 def test_profile_without_the_batch_is_one_error(command: list[str]) -> None:
     """A batch that was not measured: exit 3."""
     result = treeopt(*command, "--profile", "profile.yaml", "--batch-size", "7", status=3)

@@ -7,6 +7,7 @@ import json
 
 import click
 import pytest
+from looped import looped
 from program import treeopt
 
 from treeopt.cli.app import COMMANDS
@@ -90,7 +91,7 @@ def test_heartbeat_of_a_total_that_grows(clock: list[float], capsys: pytest.Capt
     assert "learn 22/120 18% 267 s left" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--sizes", "--context", "--batch-size"])
+@looped("option", ["--sizes", "--context", "--batch-size"])
 def test_numbers_of_thousands_of_digits_are_usage_errors(option: str) -> None:
     """Python refuses to read so many digits; it is the user's number, not our bug."""
     result = treeopt("profile", f"{option}={'9' * 5000}", status=2)

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 from helpers import random_calibration
+from looped import looped
 from program import error_number, treeopt
 
 from treeopt.cli.app import COMMANDS
@@ -55,7 +56,7 @@ def test_weights_of_a_model_are_kept() -> None:
         assert refused("render", "t.yaml", "-o", target, target=target) == "E202"
 
 
-@pytest.mark.parametrize("force", [[], ["--force"]])
+@looped("force", [[], ["--force"]])
 def test_inputs_of_calibrate_are_kept(force: list[str]) -> None:
     """Heads, prompts, answers and drafter are never replaced, nor is the base that the heads' config names."""
     heads = Path("model/heads/medusa_lm_head.safetensors")
@@ -79,7 +80,7 @@ def test_base_that_the_heads_name_is_kept() -> None:
     assert "is an input" in treeopt(*arguments, "-o", target, status=3).stderr
 
 
-@pytest.mark.parametrize("force", [[], ["--force"]])
+@looped("force", [[], ["--force"]])
 def test_inputs_of_cheap_commands_are_kept(force: list[str]) -> None:
     """A tree, a calibration and a profile are never replaced by what is made from them."""
     Path("profile.yaml").write_text(PRECIOUS)
@@ -132,9 +133,7 @@ def test_profile_is_kept() -> None:
     assert refused("profile", target="profile.yaml") == "E202"
 
 
-@pytest.mark.parametrize(
-    "output", ["-", "x" * 300 + ".svg", "no/such/p.svg", "model", "/proc/version", "/dev/stdout", "t.yaml/x.svg"]
-)
+@looped("output", ["-", "x" * 300 + ".svg", "no/such/p.svg", "model", "/proc/version", "/dev/stdout", "t.yaml/x.svg"])
 def test_output_that_cannot_be_written_is_one_error(output: str) -> None:
     """Wrong names and places end with status 3 and E202 or E204, never with an exception."""
     for command in (["render", "t.yaml"], ["compile", "t.yaml"], ["build"], ["profile"], ["learn"], ["calibrate"]):

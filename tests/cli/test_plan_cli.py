@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from helpers import random_calibration
+from looped import looped
 from program import treeopt
 
 from treeopt.calibration import Calibration
@@ -164,7 +165,7 @@ def test_fit_names_steps_that_were_not_left_out() -> None:
     assert line in treeopt(*options).stdout
 
 
-@pytest.mark.parametrize(
+@looped(
     ("changed", "says"),
     [
         ({"drafter_name": "model"}, "is of a draft model"),
@@ -227,7 +228,7 @@ def test_presets_are_listed() -> None:
     assert all(device["source"] for device in known["devices"])
 
 
-@pytest.mark.parametrize(
+@looped(
     ("line", "status", "says"),
     [
         (["plan"], 2, "--model"),

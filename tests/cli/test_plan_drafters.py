@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from looped import looped
 from per_step_traces import traced
 from program import error_number, treeopt
 
@@ -107,7 +108,7 @@ def test_drafter_file_is_given_where_it_is_not_found(calibration: Calibration) -
     assert found["drafting"]["both.drafter.safetensors"].startswith("2 heads")
 
 
-@pytest.mark.parametrize(
+@looped(
     ("line", "status", "says"),
     [
         ([*HEADS, "--num-heads", "2"], 3, "3 heads, and the options name 2"),
@@ -144,7 +145,7 @@ def test_per_step_trees_pay_the_host() -> None:
     assert text == "2 heads with LM heads of their own, 0.001 host seconds"
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "text", "free"),
     [
         ((), "none, 0 host seconds", True),

@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch
 from conftest import ROOT_FOLDER
+from looped import looped
 from program import error_number, treeopt
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -162,13 +163,12 @@ def without_seconds(value: Any) -> Any:
 TEXTS = ["--limit", "3", "--max-new-tokens", "5"]
 
 
-@pytest.mark.parametrize(
+@looped(
     "command",
     [
         ["validate", *TEXTS, "--acceptance", "sample", "--repeats", "2", "--draws", "12"],
         ["compare", "--test-limit", "3", "--max-new-tokens", "8", "--methods", "recycling", "--repeats", "1"],
     ],
-    ids=["validate", "compare"],
 )
 def test_decoding_in_two_processes_gives_the_same_figures(command: list[str]) -> None:
     """Drawn texts, tests, tokens per step and quality are those of one process, and are printed once."""

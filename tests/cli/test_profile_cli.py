@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from looped import looped
 from safetensors.torch import save_file
 from tiny import random_heads, tiny_base
 
@@ -104,8 +105,8 @@ def test_too_long_context_is_one_error(heads_folder: Path) -> None:
     assert not Path("profile.yaml").exists()
 
 
-@pytest.mark.parametrize("wrong", ["", "1,,2", "0", "-1", "1.5", "a", "1 2"])
-@pytest.mark.parametrize("option", ["--sizes", "--context", "--batch-size"])
+@looped("wrong", ["", "1,,2", "0", "-1", "1.5", "a", "1 2"])
+@looped("option", ["--sizes", "--context", "--batch-size"])
 def test_what_is_no_list_of_numbers_exits_2(heads_folder: Path, option: str, wrong: str) -> None:
     """Lists hold whole numbers from 1, separated by commas."""
     assert "is not a list of whole numbers" in profile(heads_folder, option, wrong, status=2).stderr

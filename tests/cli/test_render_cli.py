@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from click.testing import CliRunner
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.cli.app import program
@@ -59,7 +60,7 @@ def red(file: str) -> list[str | None]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["static", "policy", "nothing"])
+@looped("kind", ["static", "policy", "nothing"])
 def test_example_draws_the_sequential_text(kind: str, pocket: Base, truth: list[int]) -> None:
     """The red path of each step is the next part of the model's greedy text, in the picture as in the JSON."""
     policy_files(pocket.vocab_size)
@@ -103,7 +104,7 @@ def test_labels_and_json_of_a_tree(small_tree: Tree) -> None:
     assert ".50" not in Path("t.dot").read_text()
 
 
-@pytest.mark.parametrize(
+@looped(
     ("arguments", "number"),
     [
         (("mc_sim_7b_63", "--label", "probability"), "E107"),
@@ -121,7 +122,7 @@ def test_render_errors(arguments: tuple[str, ...], number: str) -> None:
 
 
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize(("suffix", "numbers"), [("xyz", {"E204"}), ("png", {"E401", ""})])
+@looped(("suffix", "numbers"), [("xyz", {"E204"}), ("png", {"E401", ""})])
 def test_format_is_checked_before_a_model_is_loaded(small_tree: Tree, suffix: str, numbers: set[str]) -> None:
     """A format that graphviz does not know is E204, any other one without graphviz E401."""
     save_tree(small_tree, "t.yaml")
@@ -147,7 +148,7 @@ def test_policy_without_an_example_says_what_draws_it() -> None:
     assert "--example PROMPT" in treeopt("render", "p.yaml", status=3).stderr
 
 
-@pytest.mark.parametrize(
+@looped(
     ("arguments", "said"),
     [
         ((), "Missing argument 'TREE'"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from looped import looped
 from report_pages import COMPARISON, DECODING, PROFILE, TREE, VALIDATION, Page
 
 from treeopt.calibration import Calibration
@@ -140,7 +141,7 @@ def test_report_of_a_policy() -> None:
     assert "1.500" in page.split('id="provenance"')[0]
 
 
-@pytest.mark.parametrize("output", [".", ".."])
+@looped("output", [".", ".."])
 def test_output_that_is_a_folder(output: str) -> None:
     """E204, as of other commands."""
     assert "error[E204]" in report("--tree", "tree.yaml", "-o", output, status=3).stderr
@@ -160,7 +161,7 @@ def test_report_of_a_folder() -> None:
     assert "run/" not in shown
 
 
-@pytest.mark.parametrize("linked", ["tree.yaml", "validate.json", "report-inputs.json", "."])
+@looped("linked", ["tree.yaml", "validate.json", "report-inputs.json", "."])
 def test_links_of_a_folder_stay_in_it(linked: str) -> None:
     """A listing, or a file that it names, that is a link out of the folder is E203; links in it are followed."""
     listing = '{"tree": "%s", "validation": ["validate.json"]}'
@@ -182,7 +183,7 @@ def test_links_of_a_folder_stay_in_it(linked: str) -> None:
     assert not Path("refused.html").exists()
 
 
-@pytest.mark.parametrize(
+@looped(
     "content",
     [
         "[1]",
@@ -202,7 +203,7 @@ def test_a_broken_listing_is_one_error(content: str) -> None:
     assert "error[E203]" in report("run", status=3).stderr
 
 
-@pytest.mark.parametrize(
+@looped(
     ("arguments", "words"),
     [
         ([], "Missing inputs"),
@@ -220,7 +221,7 @@ def changed(data: dict[str, Any], **more: Any) -> str:
     return json.dumps({**data, **more})
 
 
-@pytest.mark.parametrize(
+@looped(
     ("file", "content", "option", "words"),
     [
         ("validate.json", changed(COMPARISON), "validation", "is not a result of treeopt validate"),
@@ -282,8 +283,8 @@ OF_MODEL = replace(
 )
 
 
-@pytest.mark.parametrize("name", ["validation", "comparison", "decoding"])
-@pytest.mark.parametrize(
+@looped("name", ["validation", "comparison", "decoding"])
+@looped(
     ("change", "code"),
     [
         ({}, None),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from helpers import stretches
+from looped import looped
 from program import error_number, treeopt
 from tiny import random_heads, tiny_base
 
@@ -155,7 +156,7 @@ def test_texts_and_heads_are_identical() -> None:
         assert reproduced(folder)["verdict"] in ("identical", "equal"), folder
 
 
-@pytest.mark.parametrize(("to", "made"), [("vllm", "out"), ("medusa", "out"), ("nxdi", "out/medusa_heads.pt")])
+@looped(("to", "made"), [("vllm", "out"), ("medusa", "out"), ("nxdi", "out/medusa_heads.pt")])
 def test_converted_heads_are_identical(to: str, made: str) -> None:
     """Heads for engines, by their config or, where they have none, by the note beside the file."""
     save_heads(random_heads(tiny_base("llama"), 2), Path("heads"), base="base")
@@ -188,7 +189,7 @@ def test_changed_and_missing_inputs_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("calibration")
-@pytest.mark.parametrize("text", ["calibration.safetensors", "=a", "a=", "nothing=tree.yaml"])
+@looped("text", ["calibration.safetensors", "=a", "a=", "nothing=tree.yaml"])
 def test_wrong_maps_are_usage_errors(text: str) -> None:
     """A map has two names, and the first is that of an input."""
     treeopt("build", "--nodes", "9", "-o", "tree.yaml")
@@ -285,7 +286,7 @@ def test_picture_of_seconds_is_refused() -> None:
     assert error_number(treeopt("reproduce", "bars.svg", status=3)) == "E203"
 
 
-@pytest.mark.parametrize("name", sorted(zoo()))
+@looped("name", sorted(zoo()))
 def test_bundled_tree_is_published_or_made_here(name: str) -> None:
     """A tree in trees/ names its publication, or stores how it is made and is made again by this test."""
     path = zoo()[name]

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT_FOLDER
+from looped import looped
 from owners import owner
 from program import error_number, treeopt
 from torn import TORN
@@ -168,7 +169,7 @@ def test_interrupt_in_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize("name", ["calibrate", "learn"])
+@looped("name", ["calibrate", "learn"])
 def test_unfinished_runs_are_known_before_a_model_is_loaded(name: str) -> None:
     """An unfinished run, and none to resume, are errors before any model is loaded."""
     assert error_number(treeopt(name, "--resume", "-o", "out.safetensors", status=3)) == "E205"
@@ -248,7 +249,7 @@ main()
 DISTILL = ["distill", "--prompts", "prompts.txt", "--limit", "6", "--max-new-tokens", "6", "--batch-size", "2"]
 
 
-@pytest.mark.parametrize("name", ["calibrate", "distill"])
+@looped("name", ["calibrate", "distill"])
 def test_a_run_that_lives_is_not_replaced(name: str) -> None:
     """While a suspended run lives, others with its output are refused and name it; it ends with its bytes."""
     Path("prompts.txt").write_text("".join(f"def f{i}():\n" for i in range(6)))

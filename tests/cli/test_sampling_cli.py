@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from helpers import random_calibration
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 from sampled_traces import of_drafter, sampled
 
@@ -51,7 +52,7 @@ def test_calibrate_at_a_temperature_traces_probabilities() -> None:
     assert (greedy.temperature, greedy.target) == (0.0, None)
 
 
-@pytest.mark.parametrize("command", [("build",), ("build", "--kind", "dynamic", "--nodes", "8"), ("curve",)])
+@looped("command", [("build",), ("build", "--kind", "dynamic", "--nodes", "8"), ("curve",)])
 def test_another_temperature_is_refused(command: tuple[str, ...], traces: Calibration) -> None:
     """E220 names the temperature of the traces, and the command that makes others; nothing is written."""
     save_calibration(of_drafter(traces), "calibration.safetensors", overwrite=True)

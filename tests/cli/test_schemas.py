@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 import yaml
 from helpers import random_calibration
+from looped import looped
 from program import treeopt
 from report_pages import COMPARISON, DECODING, VALIDATION
 
@@ -68,9 +69,7 @@ def documents(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("kind", "result"), [("validation", VALIDATION), ("comparison", COMPARISON), ("decoding", DECODING)]
-)
+@looped(("kind", "result"), [("validation", VALIDATION), ("comparison", COMPARISON), ("decoding", DECODING)])
 def test_results_are_valid_with_further_keys(kind: str, result: dict[str, Any]) -> None:
     """A result of --json may have keys that are not read; one without its texts, or with another type, is at fault."""
     assert faults(kind, {**result, "further": 1}) == []

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers import make_calibration, random_calibration, random_tree
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.files.calibrations import save_calibration
@@ -115,7 +116,7 @@ def test_traces_of_other_heads_are_told() -> None:
     assert treeopt_json("show", "chain.yaml", "--calibration", "c.safetensors")["replay"]["same_heads"] is None
 
 
-@pytest.mark.parametrize("name", ["mc_sim_7b_63", "zephyr_stage2", "random.yaml", "root.yaml"])
+@looped("name", ["mc_sim_7b_63", "zephyr_stage2", "random.yaml", "root.yaml"])
 def test_choices_round_trip(name: str) -> None:
     """`show --format choices` prints one line that is JSON and the tree again, and nothing else."""
     save_tree(random_tree(4, nodes=30, depth=5, ranks=9), "random.yaml")
@@ -129,7 +130,7 @@ def test_choices_round_trip(name: str) -> None:
     assert treeopt("show", "c.py", "--format", "choices", "-q").stdout == result.stdout
 
 
-@pytest.mark.parametrize("layout", ["choices", "yaml"])
+@looped("layout", ["choices", "yaml"])
 def test_format_excludes_json_and_calibration(layout: str) -> None:
     """Two layouts at once, or figures beside a file, are a usage error."""
     for other in (["--json"], ["--calibration", "c.safetensors"]):
@@ -252,7 +253,7 @@ HOSTILE: dict[str, tuple[Callable[[], object], tuple[str, ...], str | int]] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@looped("name", HOSTILE)
 def test_hostile_runs(name: str) -> None:
     """Each ends in a right result or in one error with its number; no status is 1, and no refused run leaves a file."""
     prepare, line, end = HOSTILE[name]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT_FOLDER
+from looped import looped
 from program import error_number, treeopt
 
 from treeopt.cli.console import Console
@@ -28,7 +29,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=own)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("text", "shown"),
     [
         ("plain τ é\n\tline", "plain τ é\n\tline"),
@@ -99,7 +100,7 @@ def test_encoding_that_lacks_a_character_is_no_fault() -> None:
         assert "root" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [["show", "mc_sim_7b_63"], ["show", "mc_sim_7b_63", "--json"], ["--help"]])
+@looped("arguments", [["show", "mc_sim_7b_63"], ["show", "mc_sim_7b_63", "--json"], ["--help"]])
 def test_closed_pipe_is_not_a_bug(arguments: list[str]) -> None:
     """Where the reader has gone before anything is printed: 141, as shells report it, and no message."""
     reader, writer = os.pipe()
@@ -127,7 +128,7 @@ def test_full_output_is_the_environments_fault(arguments: list[str]) -> None:
         assert done.stderr.count("error[") == 1
 
 
-@pytest.mark.parametrize(
+@looped(
     ("arguments", "status", "number"),
     [
         (["list"], 4, "E404"),
@@ -170,7 +171,7 @@ def test_nothing_but_the_terminal_prints() -> None:
     assert printing == {"terminal.py", "console.py", "generate_command.py", "__init__.py"}
 
 
-@pytest.mark.parametrize(
+@looped(
     ("error", "number", "status"),
     [
         (MemoryError("21 GiB"), "E403", 4),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from looped import looped
 from program import error_number, treeopt
 from tiny import chat_base, random_heads, tiny_base
 
@@ -85,7 +86,7 @@ def refused(line: tuple[str, ...], number: str, words: str) -> None:
     assert not list(Path("out").glob("medusa_lm_head*"))
 
 
-@pytest.mark.parametrize("line", COMMANDS.values(), ids=COMMANDS)
+@looped("line", COMMANDS.values())
 def test_token_that_the_model_does_not_have(line: tuple[str, ...]) -> None:
     """A tokenizer with more tokens than the model, where a text has one of them: E304 with token and place."""
     edit("base", more)
@@ -99,15 +100,15 @@ def test_larger_tokenizer_whose_tokens_are_not_used() -> None:
     treeopt("calibrate", "--heads", "heads", "--model", "base", *MANY, *OUT, "--device", "cpu")
 
 
-@pytest.mark.parametrize("line", DRAFTS.values(), ids=DRAFTS)
-@pytest.mark.parametrize("change", [more, swapped])
+@looped("line", DRAFTS.values())
+@looped("change", [more, swapped])
 def test_draft_model_with_another_tokenizer(change: Callable[[dict[str, int]], None], line: tuple[str, ...]) -> None:
     """A draft model's tokenizer must be the base's, also where it has the same size: E213."""
     edit("draft", change)
     refused(line, "E213", "the draft model draft does not fit base")
 
 
-@pytest.mark.parametrize("name", ["calibrate", "validate", "generate"])
+@looped("name", ["calibrate", "validate", "generate"])
 def test_heads_of_another_vocabulary(name: str) -> None:
     """Heads with LM heads of another size are E212."""
     save_heads(random_heads(tiny_base("llama", vocab_size=59), 2), Path("heads"), base="base", overwrite=True)

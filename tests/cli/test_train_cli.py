@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from looped import looped
 from program import error_number, treeopt, treeopt_json
 from safetensors import SafetensorError
 from tiny import chat_base, tiny_base
@@ -105,7 +106,7 @@ def test_distill_prompts_and_train_on_them(chat: str) -> None:
     treeopt("train", "--model", chat, "--data", "t.jsonl", *TINY, "--steps", "1", "-o", "heads")
 
 
-@pytest.mark.parametrize(
+@looped(
     ("arguments", "number"),
     [
         (("train", "--model", "./no-model", "--data", "data.jsonl", "-o", "heads"), "E201"),
@@ -133,7 +134,7 @@ def test_four_bits_need_cuda(chat: str) -> None:
     assert "--load-in-4bit" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["train", "distill"])
+@looped("command", ["train", "distill"])
 def test_model_without_tokenizer(chat: str, command: str) -> None:
     """Text needs a tokenizer: E304, before anything is written."""
     tiny_base("llama").model.save_pretrained("bare")
@@ -145,7 +146,7 @@ def test_model_without_tokenizer(chat: str, command: str) -> None:
     assert chat == "base"
 
 
-@pytest.mark.parametrize(
+@looped(
     "arguments",
     [
         ("distill", "-o", "t.jsonl"),
@@ -324,7 +325,7 @@ def test_adapter_mismatch(chat: str) -> None:
     assert not Path("c.safetensors").exists()
 
 
-@pytest.mark.parametrize(
+@looped(
     "line",
     [
         ("--self-distill",),
@@ -360,7 +361,7 @@ def test_merged_folder_is_checked_first(chat: str) -> None:
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize(
+@looped(
     "line",
     [
         ("--model", "in/base", "--merge", "in/base"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from looped import looped
 from program import treeopt
 
 from treeopt.cli.app import program
@@ -126,7 +127,7 @@ def test_json_holds_what_is_printed(validate: Callable[..., Result]) -> None:
     assert data["by_category"] == {}
 
 
-@pytest.mark.parametrize("batch_size", ["1", "3"])
+@looped("batch_size", ["1", "3"])
 def test_json_names_metrics_as_engines_do(
     validate: Callable[..., Result], shared: Path, batch_size: str, tmp_path: Path
 ) -> None:
@@ -243,7 +244,7 @@ def test_not_lossless_comes_before_a_threshold(validate: Callable[..., Result]) 
     validate("--min-speedup", "1000", status=5)
 
 
-@pytest.mark.parametrize(("skip", "noted"), [("0", True), ("2", False)])
+@looped(("skip", "noted"), [("0", True), ("2", False)])
 def test_prompts_of_the_calibration_are_noted(skip: str, noted: bool) -> None:
     """Texts that the tree was built from are named as such; those after them are not."""
     Path("p.jsonl").write_text(
@@ -324,7 +325,7 @@ def test_metrics_are_printed_before_judging(validate: Callable[..., Result], mon
     assert "lossless" not in said
 
 
-@pytest.mark.parametrize(("dtype", "said"), [("float32", "yes:"), ("bfloat16", "as far as these texts show:")])
+@looped(("dtype", "said"), [("float32", "yes:"), ("bfloat16", "as far as these texts show:")])
 def test_lossless_is_said_of_float32_alone(dtype: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In half precision equal texts do not show that others are."""
     metrics = SimpleNamespace(trials=(1, 2), tokens=9)

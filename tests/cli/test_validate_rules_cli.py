@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from looped import looped
 from program import treeopt, treeopt_json
 
 from treeopt.evaluate import validate_sample as module
@@ -83,7 +84,7 @@ def test_sample_with_another_distribution_exits_5(monkeypatch: pytest.MonkeyPatc
     assert "\nlossless        NO, by the distribution" in result.stdout
 
 
-@pytest.mark.parametrize(("score", "warned"), [(2e4, True), (-2e4, True), (-4.2, False)])
+@looped(("score", "warned"), [(2e4, True), (-2e4, True), (-4.2, False)])
 def test_sample_warns_of_a_wrong_prediction(score: float, warned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A z-score that two prompts (Student's t, one degree of freedom) do not explain is a warning, and no failure."""
     monkeypatch.setattr(module, "z_score", lambda *_: score)
@@ -161,7 +162,7 @@ def error_number_after_report(*options: str) -> str:
 
 
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize(
+@looped(
     ("options", "message"),
     [
         (("--temperature", "0.7"), "--temperature belongs to --acceptance sample and typical"),
