@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import pytest
 from helpers import random_calibration, stretches
+from made import made_once, make_heads, make_ngram
 
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import save_calibration
@@ -18,6 +19,18 @@ from treeopt.models import given as pair_module
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs in an empty folder of its own, before the fixtures of its file."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def heads_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of the built-in model with its heads, which no test changes."""
+    return made_once(tmp_path_factory, "heads", make_heads)
+
+
+@pytest.fixture(scope="session")
+def ngram_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of the built-in model without heads, which no test changes."""
+    return made_once(tmp_path_factory, "ngram", make_ngram)
 
 
 @pytest.fixture

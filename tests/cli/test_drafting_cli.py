@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from looped import looped
+from made import FEW
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.defaults import HEADS, STEP_SIZES
@@ -21,34 +22,11 @@ from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.policy import TreePolicy
 
-FEW = ("--limit", "6", "--max-new-tokens", "24")
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with traces of every drafter, and trees of each kind."""
-    folder = tmp_path_factory.mktemp("made")
-    treeopt("learn", *FEW, "--learn-tokens", "600", "-o", folder / "d.safetensors")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        treeopt("calibrate", *FEW, "--drafter", "d.safetensors", "-o", "c.safetensors")
-        treeopt("calibrate", *FEW, "--kind", "dynamic", "-o", "p.v1.safetensors")
-        treeopt("calibrate", *FEW, "-o", "plain.safetensors")
-        seconds = {1: 1.0, 2: 1.1, 16: 1.3, 64: 2.6}
-        save_profile(LatencyProfile.from_points(LatencyPoint(n, 1, 512, s, s, s) for n, s in seconds.items()), "s.yaml")
-        treeopt("build", "--calibration", "c.safetensors", "--nodes", "12", "-o", "static.yaml")
-        treeopt("build", "--calibration", "c.safetensors", "--kind", "dynamic", "--nodes", "12", "-o", "dynamic.yaml")
-        auto = ("--kind", "dynamic", "--nodes", "auto", "--profile", "s.yaml")
-        treeopt("build", "--calibration", "c.safetensors", *auto, "-o", "auto.yaml")
-        treeopt("build", "--calibration", "p.v1.safetensors", *auto, "-o", "plain-auto.yaml")
-        treeopt("build", "--calibration", "plain.safetensors", "--nodes", "8", "-o", "plain.yaml")
-    return folder
-
 
 @pytest.fixture(autouse=True)
-def _files(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _files(heads_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs in a copy of that folder: trees and drafters work wherever they are moved together."""
-    shutil.copytree(made, tmp_path / "moved")
+    shutil.copytree(heads_files, tmp_path / "moved")
     monkeypatch.chdir(tmp_path / "moved")
 
 

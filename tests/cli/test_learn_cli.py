@@ -4,53 +4,34 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from looped import looped
+from made import FEW, LITTLE, MODEL, OTHERS, plant
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.drafter import Drafter
 from treeopt.evaluate.timed_step import TimedStep
-from treeopt.files.bundled import pocket
 from treeopt.files.drafters import load_drafter, save_drafter
 from treeopt.files.trees import save_tree
 from treeopt.models import given as pair_module
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
 
-FEW = ("--prompts", "pocket", "--limit", "6", "--max-new-tokens", "24")
-OTHERS = ("--prompts", "pocket", "--skip", "6", "--limit", "3", "--max-new-tokens", "24")
-LITTLE = ("--learn-tokens", "600", "--nodes", "12", "--nodes", "4", "--levels", "5")
-MODEL = ("--model", str(pocket()))  # the built-in base, by the name of its folder
 HEADS = ("--heads", "pocket")
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, static: float, dynamic: float) -> None:
-    """Replace the seconds of timed steps: 0.01 of one node, and these of a static tree and of per-step trees."""
-
-    def seconds(step: TimedStep) -> float:
-        trees = step.decoder.trees
-        return 0.01 if trees.nodes == 1 else dynamic if trees.tree is None else static
-
-    monkeypatch.setattr(TimedStep, "seconds", seconds)
-
-
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with drafters without heads and with them, each recommending a plan of another kind."""
+def made(heads_files: Path, ngram_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a drafter without heads, which recommends a tree, and one with them, which recommends a policy."""
     folder = tmp_path_factory.mktemp("made")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        plant(patch, 0.01, 9.0)
-        treeopt("learn", *MODEL, *FEW, *LITTLE, "-o", "ngram-static.safetensors")
-        treeopt("learn", *FEW, *LITTLE, "-o", "heads-static.safetensors")
-        plant(patch, 9.0, 0.01)
-        treeopt("learn", *MODEL, *FEW, *LITTLE, "-o", "ngram-dynamic.safetensors")
-        treeopt("learn", *HEADS, *FEW, *LITTLE, "-o", "heads-dynamic.safetensors")
-        treeopt("calibrate", *MODEL, *FEW, "--drafter", "ngram", "--learn-tokens", "300", "-o", "c.safetensors")
-        save_tree(Tree(()), "root.yaml")
+    shutil.copy(ngram_files / "d.safetensors", folder / "ngram-static.safetensors")
+    shutil.copy(heads_files / "d.safetensors", folder / "heads-dynamic.safetensors")
+    shutil.copy(heads_files / "p.v1.drafter.safetensors", folder / "none.safetensors")
+    save_tree(Tree(()), folder / "root.yaml")
     return folder
 
 
@@ -67,8 +48,7 @@ def stock(prompt: str) -> list[int]:
     return tokens
 
 
-@looped("kind", ["static", "dynamic"])
-@looped("name", ["ngram", "heads"])
+@looped("name, kind", [("ngram", "static"), ("heads", "dynamic")])
 def test_the_file_alone(name: str, kind: str) -> None:
     """validate is lossless, in the predicted steps; generate gives the text of the model alone; no tree is named."""
     file = f"{name}-{kind}.safetensors"
@@ -209,10 +189,10 @@ USAGE = {
     "or --drafter with the tree that it recommends": ("validate", *HEADS, *OTHERS),
 }
 WRONG = {
-    "recommends no tree": ("generate", "x", *MODEL, "--drafter", "c.drafter.safetensors"),
-    "treeopt learn stores one; calibrate does not": ("validate", *MODEL, *OTHERS, "--drafter", "c.drafter.safetensors"),
-    "drafts with heads, and only --model is given": ("generate", "x", *MODEL, "--drafter", "heads-static.safetensors"),
-    "drafts without heads, and --heads is given": ("generate", "x", *HEADS, "--drafter", "ngram-dynamic.safetensors"),
+    "recommends no tree": ("generate", "x", *HEADS, "--drafter", "none.safetensors"),
+    "treeopt learn stores one; calibrate does not": ("validate", *HEADS, *OTHERS, "--drafter", "none.safetensors"),
+    "drafts with heads, and only --model is given": ("generate", "x", *MODEL, "--drafter", "heads-dynamic.safetensors"),
+    "drafts without heads, and --heads is given": ("generate", "x", *HEADS, "--drafter", "ngram-static.safetensors"),
     "there is no drafter nowhere": ("generate", "x", *MODEL, "--drafter", "nowhere"),
     "ngram-static.safetensors exists": ("learn", *MODEL, *FEW, "-o", "ngram-static.safetensors"),
 }

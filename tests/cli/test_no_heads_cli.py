@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 
 import pytest
 from looped import looped
+from made import FEW, MODEL, OTHERS
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.drafter import Drafter
-from treeopt.evaluate.timed_step import TimedStep
 from treeopt.files.bundled import pocket
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
@@ -24,31 +24,17 @@ from treeopt.files.trees import save_tree
 from treeopt.models import given as pair_module
 from treeopt.tree import Tree
 
-FEW = ("--prompts", "pocket", "--limit", "6", "--max-new-tokens", "24")
-OTHERS = ("--prompts", "pocket", "--skip", "6", "--limit", "4", "--max-new-tokens", "24")
 LITTLE = ("--learn-tokens", "600")
-MODEL = ("--model", str(pocket()))  # the built-in base, by the name of its folder
 SIZES = ("--sizes", "2,8", "--context", "8", "--repeats", "1")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(heads_files: Path, ngram_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a drafter without heads, and all that is made with it; and the like of the heads."""
-    folder = tmp_path_factory.mktemp("made")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        treeopt("learn", *MODEL, *FEW, *LITTLE, "--levels", "4", "-o", "d.safetensors")
-        treeopt("calibrate", *MODEL, *OTHERS, "--drafter", "d.safetensors", "-o", "c.safetensors")
-        with pytest.MonkeyPatch.context() as timing:  # of real steps of this model plain decoding may be the fastest
-            timing.setattr(TimedStep, "seconds", lambda step: 0.01 + 0.0001 * step.decoder.trees.nodes)
-            treeopt("profile", *MODEL, *SIZES, "--drafter", "d.safetensors", "--kind", "dynamic", "-o", "p.yaml")
-        treeopt("build", "--calibration", "c.safetensors", "--nodes", "12", "-o", "static.yaml")
-        treeopt("build", "--calibration", "c.safetensors", "--kind", "dynamic", "--nodes", "12", "-o", "dynamic.yaml")
-        auto = ("--kind", "dynamic", "--nodes", "auto", "--profile", "p.yaml")
-        treeopt("build", "--calibration", "c.safetensors", *auto, "-o", "auto.yaml")
-        treeopt("learn", *FEW, *LITTLE, "-o", "with-heads.safetensors")
-        treeopt("calibrate", *FEW, "-o", "heads.safetensors")
-        treeopt("build", "--calibration", "heads.safetensors", "--nodes", "8", "-o", "heads.yaml")
+    folder = tmp_path_factory.mktemp("made") / "here"
+    shutil.copytree(ngram_files, folder)
+    for name, one in {"with-heads": "d.safetensors", "heads": "plain.safetensors", "heads.yaml": "plain.yaml"}.items():
+        shutil.copy(heads_files / one, (folder / name).with_suffix(Path(one).suffix))
     return folder
 
 
@@ -74,10 +60,10 @@ def test_records_name_no_heads() -> None:
         load_calibration("c.safetensors"),
         load_profile("p.yaml"),
     )
-    assert (drafter.num_heads, drafter.depth, drafter.source["heads"], drafter.source["heads_id"]) == (0, 4, "", "")
+    assert (drafter.num_heads, drafter.depth, drafter.source["heads"], drafter.source["heads_id"]) == (0, 5, "", "")
     source = calibration.provenance
     assert (source.heads, source.heads_id, source.drafter_id) == ("", "", drafter.id)
-    assert calibration.num_heads == 4
+    assert calibration.num_heads == 5
     assert (profile.provenance["heads_id"], profile.provenance["drafter"]) == ("", drafter.id)
     assert profile.provenance["model_id"] == source.model_id
     for name in ("static", "dynamic", "auto"):
@@ -136,7 +122,7 @@ def test_levels_below_the_heads(tmp_path: Path) -> None:
     """With heads --levels counts them too, and a drafter has at least as many."""
     for levels, depth in (("6", 6), ("2", 5)):
         output = tmp_path / f"{levels}.safetensors"
-        treeopt("learn", *FEW, "--learn-tokens", "2000", "--levels", levels, "-o", output)
+        treeopt("learn", *FEW, "--learn-tokens", "300", "--nodes", "4", "--levels", levels, "-o", output)
         assert load_drafter(output).depth == depth
 
 
