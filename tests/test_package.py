@@ -73,6 +73,7 @@ def test_setup_cfg_names_every_package() -> None:
     assert listed == code | data | built_in
 
 
+@pytest.mark.slow
 def test_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
     """The wheel, installed elsewhere, finds its data and adds one top-level name."""
     source = tmp_path / "source"  # built from a copy: building leaves files behind

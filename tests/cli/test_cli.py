@@ -221,6 +221,7 @@ def test_progress_is_lines_where_there_is_no_terminal(shared: Path) -> None:
     assert treeopt(*arguments, "-q").stderr == ""
 
 
+@pytest.mark.slow
 def test_interrupt_exits_130_and_is_resumed(shared: Path, tmp_path: Path) -> None:
     """Ctrl-C in the middle: exit 130, the batch in flight is stored, and --resume ends with the unbroken bytes."""
     command = [sys.executable, "-m", "treeopt", "calibrate", "--heads", str(shared / HEADS)]

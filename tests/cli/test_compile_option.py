@@ -19,6 +19,7 @@ MODEL = ("--model", "pocket", "--prompts", "pocket")
 FEW = ("--limit", "4", "--max-new-tokens", "8")
 
 
+@pytest.mark.slow
 def test_learn_recommends_it(captures: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """All sizes are timed both ways, each compiled once; the file names the faster way, and generate says so."""
 
@@ -45,6 +46,7 @@ def test_learn_recommends_it(captures: Any, monkeypatch: pytest.MonkeyPatch, tmp
     assert "float32, compiled on cpu" in compiled.stderr
 
 
+@pytest.mark.slow
 def test_compare_does_both(captures: Any) -> None:
     """A table for each way; the texts and tokens per step are the same, and the fastest way is named."""
     line = (
@@ -71,6 +73,7 @@ def test_compare_does_both(captures: Any) -> None:
     assert "--nproc takes one --dtype, and no --compile" in treeopt(*line, "--force", "--nproc", "2", status=2).stderr
 
 
+@pytest.mark.slow
 def test_validate_and_profile(captures: Any, tmp_path: Path) -> None:
     """Validate decodes the same texts; a profile says that it is of compiled forwards."""
     line = ("validate", *MODEL, *FEW)

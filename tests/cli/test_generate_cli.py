@@ -164,6 +164,7 @@ def test_terminal_takes_no_orders(capsys: pytest.CaptureFixture[str], monkeypatc
     assert sent == "a\\x1b[2Jb\\x0d\\x07\tc\\x9b2J\n"
 
 
+@pytest.mark.slow
 def test_interrupt_leaves_the_text_so_far(shared: Path, base: Base, tmp_path: Path) -> None:
     """Ctrl-C in the middle: exit 130, and what was written is the beginning of the answer."""
     slow = tmp_path / "slow.py"

@@ -37,6 +37,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT_FOLDER), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 def test_three_processes_of_torchrun_give_the_bytes_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter learned from two prompts, and its traces: with one batch of each kind two processes make none."""
     for name in ("one", "three"):
@@ -52,6 +53,7 @@ def test_three_processes_of_torchrun_give_the_bytes_of_one(tmp_path: Path, monke
     assert done.stdout.count("texts,") == done.stderr.count("wrote calibration.safetensors") == 1
 
 
+@pytest.mark.slow
 def test_two_processes_distill_into_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --force over an unfinished run: the bytes of one process, and neither is refused by the other's lock."""
     monkeypatch.chdir(tmp_path)
@@ -84,6 +86,7 @@ def others(run: subprocess.Popen[str]) -> list[psutil.Process]:
     return [one for one in psutil.Process(run.pid).children() if "spawn_main" in " ".join(one.cmdline())]
 
 
+@pytest.mark.slow
 def test_interrupted_and_killed_runs_continue() -> None:
     """Ctrl-C ends both processes with status 130, a killed one its run with E405; one process ends with equal bytes."""
     treeopt(*SLOW, "-o", "unbroken.safetensors")
@@ -170,6 +173,7 @@ TEXTS = ["--limit", "3", "--max-new-tokens", "5"]
         ["compare", "--test-limit", "3", "--max-new-tokens", "8", "--methods", "recycling", "--repeats", "1"],
     ],
 )
+@pytest.mark.slow
 def test_decoding_in_two_processes_gives_the_same_figures(command: list[str]) -> None:
     """Drawn texts, tests, tokens per step and quality are those of one process, and are printed once."""
     if command[0] != "compare":

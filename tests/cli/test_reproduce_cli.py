@@ -142,6 +142,7 @@ def saved_calibration() -> str:
     return "c.safetensors"
 
 
+@pytest.mark.slow
 def test_texts_and_heads_are_identical() -> None:
     """Distilled texts by the note beside them, and heads in a folder."""
     talk = ("--self-talk", "8", "--max-new-tokens", "24", "--device", "cpu")

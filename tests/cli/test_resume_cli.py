@@ -41,6 +41,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_killed_inside_a_write_and_resumed() -> None:
     """SIGKILL at a random byte of what a run writes: --resume ends with the bytes of an unbroken run."""
     treeopt(*COMMON, "-o", "unbroken.safetensors")
@@ -250,6 +251,7 @@ DISTILL = ["distill", "--prompts", "prompts.txt", "--limit", "6", "--max-new-tok
 
 
 @looped("name", ["calibrate", "distill"])
+@pytest.mark.slow
 def test_a_run_that_lives_is_not_replaced(name: str) -> None:
     """While a suspended run lives, others with its output are refused and name it; it ends with its bytes."""
     Path("prompts.txt").write_text("".join(f"def f{i}():\n" for i in range(6)))
