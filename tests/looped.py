@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import shutil
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ Test = Callable[..., None]
 def looped(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Test], Test]:
     """Run a test for one case after the other; the error of a case names it.
 
-    Each case has a `tmp_path` and a `monkeypatch` of its own; other fixtures, and the current folder, are made once.
+    Each case has a `monkeypatch` of its own, and a `tmp_path` with a copy of what the fixtures put there, which is the
+    current folder where `tmp_path` was; other fixtures are made once.
 
     Args:
         names: parameters of the test, separated by commas, or several.
@@ -27,26 +30,39 @@ def looped(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Test],
     assert given, "no case"
 
     def decorate(test: Test) -> Test:
-        signature = inspect.signature(test)
+        fixtures = {name: one for name, one in inspect.signature(test).parameters.items() if name not in listed}
 
         @functools.wraps(test)
-        def run(**fixtures: Any) -> None:
-            for number, values in enumerate(given):
+        def run(**values: Any) -> None:
+            folder, here = values["tmp_path"], Path.cwd()
+            files = list(folder.iterdir())
+            for number, case in enumerate(given):
                 with pytest.MonkeyPatch.context() as patch:
-                    own = {**fixtures, **dict(zip(listed, values, strict=True))}
-                    if "monkeypatch" in own:
-                        own["monkeypatch"] = patch
-                    if "tmp_path" in own:
-                        own["tmp_path"] = own["tmp_path"] / f"case{number}"
-                        own["tmp_path"].mkdir()
+                    own = _copied(folder, files, number)
+                    if here.is_relative_to(folder):
+                        patch.chdir(own / here.relative_to(folder))
+                    mine = {name: one for name, one in values.items() if name in fixtures}
+                    mine |= {name: one for name, one in {"tmp_path": own, "monkeypatch": patch}.items() if name in mine}
                     try:
-                        test(**own)
+                        test(**mine, **dict(zip(listed, case, strict=True)))
                     except BaseException as error:
-                        error.add_note(f"case {number + 1} of {len(given)}: {', '.join(map(repr, values))}")
+                        error.add_note(f"case {number + 1} of {len(given)}: {', '.join(map(repr, case))}")
                         raise
 
-        parameters = [one for name, one in signature.parameters.items() if name not in listed]
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        taken = {"tmp_path": inspect.Parameter("tmp_path", inspect.Parameter.POSITIONAL_OR_KEYWORD), **fixtures}
+        run.__signature__ = inspect.Signature(list(taken.values()))  # type: ignore[attr-defined]
         return run
 
     return decorate
+
+
+def _copied(folder: Path, files: list[Path], number: int) -> Path:
+    """A new folder inside with copies of the files."""
+    own = folder / f"case{number}"
+    own.mkdir()
+    for file in files:
+        if file.is_dir():
+            shutil.copytree(file, own / file.name, symlinks=True)
+        else:
+            shutil.copy2(file, own / file.name, follow_symlinks=False)
+    return own
