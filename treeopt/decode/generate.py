@@ -227,7 +227,7 @@ def tree_generate(
         decoder.acceptance = rule
         budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
         rows = decoder.prefill(prompts, budget)
-        text = _Text(input_ids, criteria, config, budget, text_streamer)
+        text = _Output(input_ids, criteria, config, budget, text_streamer)
         _decode(decoder, rule, rows, text, budget)
         depth = decoder.trees.depth
     if text_streamer is not None:
@@ -243,7 +243,7 @@ def tree_generate(
     )
 
 
-def _decode(decoder: TreeDecoder, rule: Processed, rows: Rows, text: _Text, budget: int) -> None:
+def _decode(decoder: TreeDecoder, rule: Processed, rows: Rows, text: _Output, budget: int) -> None:
     rule.follow(rows, text.eos)
     left = dict.fromkeys(rows.indices, budget)
     for emitted in advance(decoder, rows, left, text.eos):
@@ -254,7 +254,7 @@ def _decode(decoder: TreeDecoder, rule: Processed, rows: Rows, text: _Text, budg
         left.update(dict.fromkeys(text.done, 0))
 
 
-class _Text:
+class _Output:
     """The output of a batch as in stock `generate`: rows of equal length, criteria called after every token.
 
     Rows accept different numbers of tokens; a column is published when every unfinished row has it.
