@@ -159,6 +159,7 @@ def _lost(tree: Buffers, void: Tensor) -> Tensor:
 
 
 Prompt = Tensor | Sequence[int]
+_RECORDS = (Drafter, str, os.PathLike)  # what a drafter is given by
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -308,19 +309,14 @@ class TreeDecoder:
 
 def _check_types(base: Any, heads: Any, drafter: Any, acceptance: Any) -> None:
     """Raise TypeError where an argument of a decoder has another type than it takes."""
-    records = (Drafter, str, os.PathLike, Proposer)
-    faults = {
-        "base is a model of transformers, or what treeopt.load_base gives": not isinstance(base, (Base, nn.Module)),
-        "heads is None or treeopt.MedusaHeads, such as treeopt.load_heads(...).heads": not isinstance(
-            heads, (nn.Module, NoneType)
-        ),
-        "drafter is None, treeopt.Drafter, its file, or a Proposer": isinstance(drafter, type)
-        or not isinstance(drafter, (*records, NoneType)),
-        "acceptance is None, Greedy(), Sample(...) or Typical(...)": isinstance(acceptance, type)
-        or not isinstance(acceptance, (Rule, NoneType)),
-    }
-    for (what, wrong), given in zip(faults.items(), (base, heads, drafter, acceptance), strict=True):
-        if wrong:
+    types = (
+        ("base is a model of transformers, or what treeopt.load_base gives", base, (Base, nn.Module)),
+        ("heads is None or treeopt.MedusaHeads, such as treeopt.load_heads(...).heads", heads, (nn.Module, NoneType)),
+        ("drafter is None, treeopt.Drafter, its file, or a Proposer", drafter, (*_RECORDS, Proposer, NoneType)),
+        ("acceptance is None, Greedy(), Sample(...) or Typical(...)", acceptance, (Rule, NoneType)),
+    )
+    for what, given, known in types:
+        if isinstance(given, type) or not isinstance(given, known):
             raise TypeError(f"{what}, not an object of type {type(given).__name__}")
 
 
@@ -331,14 +327,14 @@ def _trees(
     drafter: Drafter | Proposer | str | os.PathLike[str] | None,
     draft: Base | None,
 ) -> TreeSource:
-    live = drafter is not None and not isinstance(drafter, (Drafter, str, os.PathLike))  # a Proposer
+    live = drafter is not None and not isinstance(drafter, _RECORDS)  # a Proposer
     if draft is not None and (isinstance(tree, TreeSource) or live or (drafter is None and tree is None)):
         raise ValueError("a draft model belongs to the record of a drafter: give drafter= as well (treeopt learn)")
     if isinstance(tree, TreeSource):
         return tree
     if tree is None and drafter is None and heads is None:
         return trees_for(base, None, *untrained(base))
-    if drafter is not None and not isinstance(drafter, (Drafter, str, os.PathLike)):
+    if drafter is not None and not isinstance(drafter, _RECORDS):
         if tree is None:
             raise ValueError("a Proposer recommends no tree: give tree= as well")
         plan = tree if isinstance(tree, Buffers) else as_plan(tree)

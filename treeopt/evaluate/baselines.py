@@ -54,13 +54,9 @@ MEASURED, WARMING, TESTED = range(3)  # what texts are for
 
 
 class Call(NamedTuple):
-    """Names a call of a baseline. Its draws and its memory depend on these numbers, not on the calls before.
+    """A call of a baseline: the number of its batch, the turn of the dialogues, the repeat, and what the texts are for.
 
-    Args:
-        batch: number of the prompts that are decoded together.
-        turn: of their dialogues, from 0.
-        repeat: from 0.
-        part: `MEASURED`, `WARMING` or `TESTED`.
+    Its draws and its memory depend on these numbers, not on the calls before.
     """
 
     batch: int

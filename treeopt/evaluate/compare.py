@@ -121,13 +121,9 @@ NO_DRAFT = "no draft model was given (--draft)"
 
 @dataclass(frozen=True)
 class Contender:
-    """A method, and how it decodes.
+    """A method: the tokens that it verifies in a step at most, how it decodes, and an id of what it has learned.
 
-    Args:
-        name: of the method.
-        nodes: tokens that it verifies in a step at most; None where it was left out before its tree.
-        baseline: how it decodes; None where it cannot run.
-        content: id of what it has learned; why it cannot run; empty where it learns nothing.
+    `baseline` is None where it cannot run, and `content` why; `nodes` is None where it was left out before its tree.
     """
 
     name: str
@@ -142,17 +138,9 @@ def _left_out(name: str, why: str) -> Contender:
 
 @dataclass(frozen=True)
 class Material:
-    """What methods are made from.
+    """What methods are made from, and learn from: prompts, and the same as token ids (`asked`).
 
-    Args:
-        base: the base model.
-        loaded: its heads; None where there are none.
-        draft: its draft model; None where there is none.
-        prompts: to learn from.
-        asked: the same as token ids.
-        options: of the comparison.
-        progress: called while methods learn.
-        longest: tokens that a judged text may have.
+    Heads and draft model are None where there are none; a judged text may have `longest` tokens.
     """
 
     base: Base

@@ -152,15 +152,8 @@ class Measured:
 class Inputs:
     """The checked arguments of `validate`.
 
-    Args:
-        base: the base model.
-        heads: its draft heads; None where the drafter has none.
-        tree: a tree or policy.
-        drafter: of the tree; None for the heads alone.
-        draft: the draft model of the drafter; None where it has none.
-        texts: the prompts.
-        skipped: prompts that do not fit into the context.
-        options: how they are decoded.
+    Heads, the drafter of the tree, and its draft model are None where there are none; `skipped` are prompts that do not
+    fit into the context.
     """
 
     base: Base
@@ -173,7 +166,6 @@ class Inputs:
     options: ValidateOptions
 
     def decoder(self, rule: Rule) -> TreeDecoder:
-        """The decoder of the tree with this acceptance rule."""
         return TreeDecoder(self.base, self.heads, self.tree, drafter=self.drafter, draft=self.draft, acceptance=rule)
 
     @property
@@ -255,7 +247,6 @@ def trace(
 
 
 def replayed(tree: Plan, traces: Calibration) -> Replay:
-    """The steps of a tree or policy on traces."""
     return replay(tree, traces) if isinstance(tree, Tree) else replay_policy(tree, traces)
 
 
@@ -279,13 +270,10 @@ def _parts(tree: Plan, traces: Calibration) -> dict[int, Plan]:
 
 @dataclass(frozen=True)
 class Runs:
-    """Texts and how they were decoded.
+    """Prompts of all turns with the answers of stock generate, sorted by prompt id, and how each was decoded.
 
-    Args:
-        texts: prompts of all turns with the answers of stock generate, sorted by prompt id.
-        by_text: the runs of each text.
-        skipped: later turns that do not fit into the context.
-        left_out: methods of transformers that do not support this model or batch size, with their error messages.
+    `skipped` are later turns that do not fit into the context, `left_out` methods of transformers that do not support
+    this model or batch size, with their error messages.
     """
 
     texts: tuple[Text, ...]
@@ -410,9 +398,9 @@ def _reported(
 def decode_in_turns(
     baselines: Mapping[str, Baseline], prompts: Sequence[Sequence[int]], options: ValidateOptions, call: Call
 ) -> list[RunsByName]:
-    """The runs of each prompt of one batch.
+    """The runs of each prompt of one batch; `call` is the first of the repeats.
 
-    The baselines take turns; every batch, turn and repeat begins with another one. `call` is the first of the repeats.
+    The baselines take turns; every batch, turn and repeat begins with another one.
     """
     runs: list[RunsByName] = [{name: [] for name in baselines} for _ in prompts]
     names = list(baselines)
@@ -426,5 +414,4 @@ def decode_in_turns(
 
 
 def _differs(text: Text, runs: RunsByName) -> bool:
-    """Whether a text of our loop is not that of stock generate."""
     return any(run.tokens != text.answer for name in runs.keys() - STOCK for run in runs[name])
