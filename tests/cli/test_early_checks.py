@@ -62,6 +62,10 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "distill over a file": (("distill", "--self-talk", "2", "-o", "file.jsonl", "--force"), "E204"),
     "distill onwards from nothing": (("distill", "--self-talk", "2", "--resume", "-o", "x.jsonl"), "E205"),
     "train on nothing": (("train", "--data", "empty.jsonl", "-o", "h"), "E303"),
+    "distill with an adapter that is not there": (
+        ("distill", "--self-talk", "2", "--adapter", "no/adapter", "-o", "x.jsonl"),
+        "E201",
+    ),
     "train on what is not there": (("train", "--data", "data.jsonl", "--data", "no.jsonl", "-o", "h"), "E201"),
     "train over an unfinished run": (("train", "--data", "data.jsonl", "-o", "run"), "E202"),
     "train onwards from nothing": (("train", "--data", "data.jsonl", "--resume", "-o", "h"), "E205"),

@@ -92,8 +92,8 @@ def check_inputs() -> None:
     parameters = click.get_current_context().params
     for option in INPUT_OPTIONS:
         for name in several(parameters.get(option)):
-            if name and here(str(name)) is None and looks_local(str(name)):
-                fix = "correct the path; names of the hub are OWNER/NAME"
+            if name and here(str(name)) is None and (option == "adapter" or looks_local(str(name))):  # never on the hub
+                fix = "correct the path" + ("" if option == "adapter" else "; names of the hub are OWNER/NAME")
                 raise TreeoptError(Code.FILE_MISSING, f"there is no {name}", at=option_of(option), fix=fix)
 
 

@@ -152,7 +152,7 @@ def _most_layers(config: Mapping[str, Any]) -> int:
 
 
 def _stored(folder: Path) -> tuple[dict[str, str], int]:
-    """The type of each tensor in a folder's safetensors files that can be read, and the bytes of all files of weights."""
+    """The type of each tensor in a folder's readable safetensors files, and the bytes of all files of weights."""
     kinds: dict[str, str] = {}
     size = 0
     for file in folder.glob("*"):

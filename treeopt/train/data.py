@@ -150,12 +150,13 @@ def _example(base: Base, row: Any, prompt_id: str, name: str, index: int, chat_t
 def _given(fields: dict[str, Any], vocab_size: int, name: str, index: int) -> Example:
     """The example in a row of `treeopt distill`."""
     ids, answers = fields["ids"], fields.get("answers")
-    lists = isinstance(ids, list) and isinstance(answers, list) and _whole_numbers(ids, vocab_size - 1)
-    if not (lists and all(_is_span(span, len(ids)) for span in answers)):
+    spans: list[Any] = answers if isinstance(answers, list) else [None]
+    known = isinstance(ids, list) and _whole_numbers(ids, vocab_size - 1)
+    if not (known and all(_is_span(span, len(ids)) for span in spans)):
         what = f"row {index} of {name} has token ids or answer spans that do not fit together or the vocabulary"
         why = "`ids` are token ids of the base, `answers` [start, end] places among them"
         raise TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix="write the file again with treeopt distill")
-    return Example(_array(ids), tuple((start, end) for start, end in answers))
+    return Example(_array(ids), tuple((start, end) for start, end in spans))
 
 
 def _whole_numbers(values: Sequence[Any], most: int) -> bool:
