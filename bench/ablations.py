@@ -106,7 +106,8 @@ def best_method(fitter: Fitter) -> Method:
 
 def texts_of(calibration: Calibration, sums: TextSums) -> tuple[NDArray[Any], NDArray[Any]]:
     """Tokens and steps of each different text."""
-    return by_text(calibration.token_hashes, sums.tokens, sums.steps)
+    tokens, steps = by_text(calibration.token_hashes, sums.tokens, sums.steps)
+    return tokens, steps
 
 
 # Figure 4: dense trees, the Cartesian product of the s_k likeliest candidates of each level (section 2.1.2).
@@ -270,9 +271,14 @@ def sizes(given: argparse.Namespace) -> list[Panel]:
                 rows.append((nodes, f"{kind}, {name}", f"{tau:.3f}", ends(known), f"{ratio:.3f}", ends(paired)))
     table(["nodes", "trees", TOKENS, "90 %", "of the Medusa tree", "90 %"], rows)
     panels = []
-    for label, at in ((TOKENS, 1), ("tokens per step / Medusa tree", 3)):
+    for label, ratios in ((TOKENS, False), ("tokens per step / Medusa tree", True)):
         series = [
-            Series(name, [one[0] for one in of], [one[at] for one in of], [one[at + 1] for one in of])
+            Series(
+                name,
+                [one[0] for one in of],
+                [one[3] if ratios else one[1] for one in of],
+                [one[4] if ratios else one[2] for one in of],
+            )
             for name, of in lines.items()
         ]
         panels.append(Panel("nodes", label, series, log2=True))

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from drafting import Pair, load
+from drafting_halves import Pair, load
 from timing import add_tiny, machine
 
 from treeopt.calibrate.pipeline import run_calibration

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 from decode import HEADS, SMALL_SHAPE, TINY_SHAPE, random_pair, stock_tokens, tokens_of, tokens_per_second
-from drafting import SIZES, fitted, load
+from drafting import SIZES, fitted
+from drafting_halves import load
 from forward import step_and_forward
 from timing import add_tiny, judged, machine
 

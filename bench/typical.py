@@ -31,7 +31,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from drafting import Half, Pair, fitted, load
+from drafting import Half, fitted
+from drafting_halves import Pair, load
 from numpy.typing import NDArray
 from timing import add_tiny, machine
 

@@ -14,7 +14,6 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from looped import looped
 from program import all_commands, treeopt
 
 import treeopt as treeopt_package

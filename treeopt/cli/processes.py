@@ -88,7 +88,8 @@ def team_of(options: Mapping[str, Any]) -> Processes | None:
     from treeopt.runs.processes import check_device, launched
 
     check_device(options["device"], options["nproc"])
-    team = launched(*context.meta[PROGRAM], options["nproc"])
+    main, arguments = context.meta[PROGRAM]
+    team = launched(main, arguments, options["nproc"])
     keep_team(context, team)
     return team
 

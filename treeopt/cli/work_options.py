@@ -43,7 +43,7 @@ def _batch_size(context: click.Context, option: click.Parameter, text: str) -> i
     if text == AUTO:
         return AUTO
     try:
-        return int(click.IntRange(min=1).convert(text, option, context))
+        return int(click.IntRange(min=1)(text, option, context))
     except click.BadParameter as error:
         raise click.BadParameter(f"{error.message.rstrip('.')}, nor {AUTO}.", context, option) from error
 

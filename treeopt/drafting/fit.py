@@ -244,7 +244,8 @@ def fit_level(given: Evidence | None) -> LevelFit:
     pairs = fit_calibration_map(likely.numpy().ravel(), hit.gather(1, places).numpy().ravel())
     fitted = weights.tolist()
     lookup, cache = tuple(fitted[_LOOKUP:_CACHE]), tuple(fitted[_CACHE:_OTHER])
-    level = Level(*fitted[:_LOOKUP], lookup, fitted[_OTHER], pairs, cache)
+    head, prior, ngram = fitted[:_LOOKUP]
+    level = Level(head, prior, ngram, lookup, fitted[_OTHER], pairs, cache)
     return LevelFit(level, -likelihood, (places[:, 0] == targets).numpy())
 
 

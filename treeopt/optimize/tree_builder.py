@@ -105,7 +105,7 @@ def describe(fitter: Fitter, fit: MethodFit, **more: str) -> Tree:
     return dataclasses.replace(tree, drafter=calibration.provenance.drafter_id, expected=expected, source=source)
 
 
-def predicted_ends(calibration: Calibration, sums: TextSums, depth: int) -> dict[str, float]:
+def predicted_ends(calibration: Calibration, sums: TextSums, depth: int) -> dict[str, Any]:
     """The ends, `low` and `high`, of the interval of tokens per step on as many new texts; none of too few texts."""
     interval = prediction_interval(*by_text(calibration.token_hashes, *sums.columns))
     if interval is None:
