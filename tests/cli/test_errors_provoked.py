@@ -320,7 +320,7 @@ def test_error_has_its_number_status_and_remedy(code: Code, monkeypatch: Patch) 
     before = {str(path) for path in Path().rglob("*")}
     said = treeopt(*arguments, status=code.exit_status)
     if code not in REPORTS:
-        assert error_number(said) == code.number
+        assert error_number(said) == code.number, said.stderr
     assert said.stderr.count("error[") == 1
     assert f"error[{code.number}]: " in said.stderr
     assert "\n  why: " in said.stderr

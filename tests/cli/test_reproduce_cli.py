@@ -259,7 +259,7 @@ def test_error_of_the_command_is_that_of_reproduce() -> None:
 def test_note_is_that_of_its_file_alone() -> None:
     """A note beside a file is not taken for that of a file with another content, nor is another file for a note."""
     treeopt("export", "mc_sim_7b_63", "--for", "medusa", "-o", "medusa.json")
-    assert stored_configuration("medusa.json")["export"] == {"tree": "mc_sim_7b_63", "to": "medusa"}
+    assert stored_configuration("medusa.json")["export"] == {"tree": "mc_sim_7b_63", "for": "medusa"}
     assert stored_configuration("medusa.json.treeopt.yaml") == stored_configuration("medusa.json")
     Path("medusa.json").write_text("[[0]]")
     result = treeopt("reproduce", "medusa.json", status=3)

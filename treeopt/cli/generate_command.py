@@ -75,7 +75,6 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     rule = acceptance_rule(options, rules=_RULES)
     if chosen is not None:
         options |= _named_models(options, chosen)
-    from treeopt.decode.draft_metrics import DraftMetrics
     from treeopt.decode.stream import decoded_steps, stream_text, whole_text
     from treeopt.models.base import now
     from treeopt.texts.encode import encode
@@ -90,19 +89,16 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
         console.note("compiling, which takes up to a minute for each size of the cache")
         decoder.generate(ids, limit)  # once before it is timed
     begin = now(base)
-    decoding = decoder.start(ids, limit)
-    ready = now(base)
+    decoding, ready = decoder.start(ids, limit), now(base)
     steps = [piece.tokens for piece in _streamed(stream_text(decoding, base.tokenizer), console) if piece.tokens]
     measured = _measured(console, steps, ready - begin, now(base) - ready, rule)
-    lengths = measured["step_lengths"]
-    drafts = DraftMetrics.of_steps(lengths, [step.num_draft_tokens for step in steps], decoder.trees.depth)
     console.result(
         {
             "text": whole_text(measured["tokens"], base.tokenizer),
             "prompt": text,
             **measured,
             "steps": [vars(step) for step in decoded_steps(decoder, ids, steps)] if console.for_programs else [],
-            **drafts.as_dict(),
+            **_drafts_of(decoder, steps),
             "prompt_tokens": len(ids),
             "nodes": decoder.trees.nodes,
             "acceptance": options["acceptance"],
@@ -185,6 +181,14 @@ def _measured(console: Console, steps: Sequence[Step], prefill: float, seconds: 
         "tokens_per_second": speed,
         "prefill_seconds": prefill,
     }
+
+
+def _drafts_of(decoder: TreeDecoder, steps: Sequence[Step]) -> dict[str, Any]:
+    """The figures of the drafts that were verified and accepted."""
+    from treeopt.decode.draft_metrics import DraftMetrics
+
+    counts = [step.num_draft_tokens for step in steps]
+    return DraftMetrics.of_steps([len(step) for step in steps], counts, decoder.trees.depth).as_dict()
 
 
 def _prompt(given: str | None) -> str:

@@ -111,11 +111,11 @@ def _check_config(file: Path, weights: Path) -> None:
         raise TreeoptError(Code.FILE_INVALID, f"{file} has no list of names as target_modules", fix=_TRAINING)
     try:
         with safetensors.safe_open(weights, framework="pt") as opened:
-            firsts = [opened.get_slice(key).get_shape()[:1] for key in opened.keys() if ".lora_A." in key]  # noqa: SIM118
+            shapes = {key: opened.get_slice(key).get_shape() for key in opened.keys()}  # noqa: SIM118 - no mapping
     except (safetensors.SafetensorError, OSError) as error:
         raise TreeoptError(Code.FILE_INVALID, f"{weights} is damaged or not a safetensors file: {error}") from error
     rank = config.get("r")
-    if not firsts or any(first != [rank] for first in firsts):
+    if not shapes or any(shape[:1] != [rank] for key, shape in shapes.items() if ".lora_A." in key):
         raise TreeoptError(Code.FILE_INVALID, f"{file} has rank {rank!r}, and the weights have another", fix=_TRAINING)
 
 
