@@ -60,7 +60,7 @@ PROMPT, ANSWER = 24, 64  # tokens
 BATCH = 256
 MB = 1e6
 # Functions of `calibrate.pipeline` that are stages, with their names in the table.
-STAGES = {"encode_prompts": "encode", "answered": "answer", "learn": "learn", "traced_texts": "trace"}
+STAGES = {"encode_prompts": "encode", "_answered": "answer", "learn": "learn", "_traced": "trace"}
 STAGES |= {"as_calibration": "record"}
 
 

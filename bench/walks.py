@@ -4,7 +4,7 @@
     python bench/walks.py --page docs/architecture.md      # write the lists into the page, between its two marks
 
 Each command runs twice in this process, so that nothing is imported or compiled in the second run, which is recorded.
-Start-up ends where a command calls the library: `run_calibration`, `run_job`, and the making of a `TreeDecoder`. From
+Start-up ends where a command calls the library: `calibrate`, `run_job`, and the making of a `TreeDecoder`. From
 there to its end every file counts in which a function of treeopt runs, those that print and write among them.
 """
 
@@ -32,7 +32,7 @@ PACKAGE = Path(package.__file__).parent
 BEGIN, END = "<!-- bench/walks.py -->\n", "<!-- end of bench/walks.py -->\n"
 TEXTS = ("--limit", "4", "--max-new-tokens", "32")
 WALKS = (  # the words of a command, and the function at which its start-up ends
-    (("calibrate", "--heads", "pocket", *TEXTS, "-o", "c.safetensors", "--force"), "run_calibration"),
+    (("calibrate", "--heads", "pocket", *TEXTS, "-o", "c.safetensors", "--force"), "calibrate"),
     (("build", "--calibration", "c.safetensors", "--nodes", "16", "-o", "t.yaml", "--force"), "run_job"),
     (("generate", "Once upon a time", "--heads", "pocket", "--tree", "t.yaml", *TEXTS[2:]), "TreeDecoder.__init__"),
 )

@@ -37,13 +37,6 @@ FOREIGN_PRIVATE = {
     "_version",  # torch, a tensor: how often it was written in place
 }
 
-# Classes that are still defined in several places; the list ends empty.
-SEVERAL = re.findall(
-    r"\w+",
-    "Job Drafts Named Report Step Sample Level Fit Kept Limits Work _Rows Traced _Part Difference Check Comparison "
-    "Acceptance Header ExpectedLine Document Layout _Level Matrix Drawing",
-)
-
 Fault = str
 Check = Callable[[Path], list[Fault]]
 
@@ -175,7 +168,7 @@ def class_names(folder: Path) -> list[Fault]:
     faults, first = [], {}
     for name, _, tree in sources(folder):
         for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and node.name not in SEVERAL:
+            if isinstance(node, ast.ClassDef):
                 place = f"{name}:{node.lineno}"
                 if first.setdefault(node.name, place) != place:
                     faults.append(f"{place} {node.name}: also {first[node.name]}")

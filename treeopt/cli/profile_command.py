@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +14,7 @@ from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command, threads
 from treeopt.cli.drafters import draft_option, drafter_file_option, load_draft_model, uses_heads, warn_other_drafter
 from treeopt.cli.numbers import numbers_option
-from treeopt.cli.options import check_outputs, compile_option, force_option, load_models, model_options
+from treeopt.cli.options import check_outputs, compile_option, dtypes_of, force_option, load_models, model_options
 from treeopt.defaults import KINDS, ONE_NODE, PROFILE_CONTEXT, PROFILE_FILE, PROFILE_NODES, PROFILE_REPEATS
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @command("profile")
-@functools.partial(model_options, dtype="auto")
+@functools.partial(model_options, dtype="auto", several=True)
 @numbers_option(
     "--sizes",
     default=[",".join(map(str, PROFILE_NODES))],
@@ -52,23 +54,39 @@ def run(console: Console, **options: Any) -> None:
     All sizes take turns in every round. The step of one node is autoregressive decoding by the same loop, without
     drafts; overheads refer to it. `build --nodes auto` takes a profile of its own --kind and of its calibration's
     drafter. With --model alone and no --drafter, drafts are those of an n-gram drafter with an empty table.
+
+    Of several dtypes the first is written to OUTPUT, and each other one to a file with the dtype before the suffix.
     """
     from treeopt.files.drafters import load_drafter
     from treeopt.files.profiles import save_profile
 
-    check_outputs(options, options["output"])
+    file, dtypes = options["drafter"], dtypes_of(options)
+    path = Path(options["output"])
+    outputs = [str(path), *(str(path.with_name(f"{path.stem}.{dtype}{path.suffix}")) for dtype in dtypes[1:])]
+    for output in outputs:
+        check_outputs(options, output)
     check_suffix(options["output"], ".yaml", ".yml")
-    file = options["drafter"]
     if not file and options["draft"] is not None:
         raise click.UsageError("--draft needs --drafter, from `treeopt learn --draft MODEL`")
     check_inputs()
-    measured = _measured(console, options, load_drafter(file) if file else None)
-    profile = with_configuration(measured, console.configuration)
-    save_profile(profile, options["output"])
-    _report(console, profile)
-    console.note(f"wrote {options['output']}")
-    points = [vars(point) for point in profile.points]
-    console.result({"points": points, "provenance": profile.provenance, "output": options["output"]})
+    drafter = load_drafter(file) if file else None
+    profiles = []
+    for options["dtype"], output in zip(dtypes, outputs, strict=True):
+        measured = _measured(console, options, drafter)
+        # The command of each file is that of its dtype alone, so that `reproduce` makes this file again.
+        stored = console.configuration
+        alone = {**stored, "profile": {**stored["profile"], "dtype": options["dtype"]}} if len(dtypes) > 1 else stored
+        profiles.append(with_configuration(measured, alone))
+        save_profile(profiles[-1], output)
+        _report(console, profiles[-1])
+        console.note(f"wrote {output}")
+    found = [
+        {"points": [vars(point) for point in profile.points], "provenance": profile.provenance, "output": output}
+        for profile, output in zip(profiles, outputs, strict=True)
+    ]
+    if len(dtypes) > 1:
+        _report_dtypes(console, profiles)
+    console.result({"dtypes": dict(zip(dtypes, found, strict=True))} if len(dtypes) > 1 else found[0])
 
 
 command = run
@@ -118,3 +136,19 @@ def _report(console: Console, profile: LatencyProfile) -> None:
         f"rounds ({source['dtype']}, {source['device']}, {threads(source['threads'])}, {source['attention']} "
         "attention); spread: quartile distance / median; overhead: to one node, without drafts"
     )
+
+
+def _report_dtypes(console: Console, profiles: Sequence[LatencyProfile]) -> None:
+    """Print the seconds of all dtypes side by side, with the fastest one of each size."""
+    dtypes = [str(profile.provenance["dtype"]) for profile in profiles]
+    rows, fastest = [], dict[bool, list[str]]()
+    for points in zip(*(profile.points for profile in profiles), strict=True):
+        seconds = [point.seconds for point in points]
+        best = dtypes[seconds.index(min(seconds))]
+        fastest.setdefault(points[0].nodes == ONE_NODE, []).append(best)
+        sizes = (points[0].nodes, points[0].batch, points[0].context)
+        rows.append([*map(str, sizes), *(f"{one * 1e3:.3f}" for one in seconds), best])
+    console.table(["nodes", "batch", "context", *(f"ms, {dtype}" for dtype in dtypes), "fastest"], rows)
+    for alone, what in ((True, "without a drafter"), (False, "with one")):
+        console.say(f"fastest {what}: {' or '.join(dict.fromkeys(fastest.get(alone, ['not measured'])))}")
+    console.say("each dtype was measured after the one before it; treeopt learn times steps of all dtypes in turn")

@@ -48,7 +48,7 @@ class Contents(Schema):
     provenance: ProvenanceHeader
 
 
-class Header(Contents):
+class CalibrationHeader(Contents):
     """The header of a calibration file."""
 
     schema_name: Literal["treeopt.calibration/1"] = Field(alias="schema")
@@ -99,7 +99,7 @@ def load_calibration(path: str | os.PathLike[str] = CALIBRATION_FILE) -> Calibra
         )
     arrays, found = read_arrays(path, SCHEMA)
     with reading(path, "calibration"):
-        return calibration_from(arrays, Header.model_validate(found), path)
+        return calibration_from(arrays, CalibrationHeader.model_validate(found), path)
 
 
 def calibration_from(stored: dict[str, NDArray[Any]], header: Contents, path: str | os.PathLike[str]) -> Calibration:

@@ -53,7 +53,7 @@ class PolicyHeader(Schema):
     expected: dict[str, float | None] | None
 
 
-class Header(Schema):
+class DrafterHeader(Schema):
     """The header of a drafter file. Files written by 0.x have the key `seen` for `num_tokens`."""
 
     schema_name: Literal["treeopt.drafter/1"] = Field(alias="schema")
@@ -116,7 +116,7 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
         )
     arrays, found = read_arrays(path, SCHEMA)
     with reading(path, "drafter"):
-        header = Header.model_validate(found)
+        header = DrafterHeader.model_validate(found)
         table = NgramTable(**arrays, num_tokens=header.num_tokens) if header.num_tokens is not None else None
         drafter = Drafter(
             tuple(_level(level) for level in header.levels),

@@ -32,7 +32,7 @@ from treeopt.tree import Tree
 SCHEMA = POLICY
 
 
-class ExpectedLine(Schema):
+class PolicyExpectedLine(Schema):
     """`treeopt.policy.PolicyExpected` in a file."""
 
     replay: float = Field(ge=1.0)
@@ -54,7 +54,7 @@ class PolicyFile(Schema):
     made_by: str | None = None
     nodes: int
     depth: int
-    expected_tokens_per_step: ExpectedLine | None = None
+    expected_tokens_per_step: PolicyExpectedLine | None = None
     drafter: DrafterLine
     size_cost: list[Annotated[list[_Number], Field(min_length=2, max_length=2)]] = Field(
         default_factory=list, validation_alias=AliasChoices("size_cost", "prices")
