@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -68,15 +67,15 @@ if TYPE_CHECKING:
 
 
 @command("calibrate")
-@functools.partial(model_options, dtype="auto")
-@prompt_options
+@model_options(dtype="auto")
+@prompt_options()
 @click.option("--responses", help="Score the answers in this file (a prompt and `output` a row); generate none.")
 @click.option(
     "--drafter",
     help=f"{HEADS}: the heads alone; {', '.join(LEARNED)}: learn a drafter from these prompts; or a drafter file "
     f"[default: {HEADS}; {MODEL} with --draft, {NGRAM} with --model alone].",
 )
-@draft_option
+@draft_option()
 @learning_options
 @click.option(
     "--kind",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,9 +43,9 @@ _METHODS_HELP = (
 
 
 @command("compare")
-@functools.partial(model_options, dtype="float32", several=True)
-@functools.partial(draft_option, default=f"{POCKET_DRAFT} for the built-in model, else none")
-@functools.partial(prompt_options, new_tokens=64)
+@model_options(dtype="float32", several=True)
+@draft_option(default=f"{POCKET_DRAFT} for the built-in model, else none")
+@prompt_options(new_tokens=64)
 @click.option("--prompts-learn", help="Prompts to learn from [default: the first half of each category of --prompts].")
 @click.option("--methods", help=_METHODS_HELP)
 @click.option("--nodes", type=click.IntRange(2, STEP_SIZES[-1]), default=16, help="Size of every tree.")

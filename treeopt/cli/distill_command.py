@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @command("distill")
 @base_options
 @adapter_option
-@prompt_options
+@prompt_options()
 @click.option("--self-talk", type=click.IntRange(min=1), help="Number of conversations to write without prompts.")
 @click.option("--turns", type=click.IntRange(min=1), default=1, help="User turns of each --self-talk.")
 @click.option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ import click
 
 from treeopt.cli.checks import check_belongs
 from treeopt.cli.console import Console
-from treeopt.cli.options import load_models
+from treeopt.cli.options import Option, group, load_models
 from treeopt.defaults import HEADS, HEADS_NGRAM, LEARN_TOKENS, LEVELS, MAX_DEPTH, MODEL, MODEL_NGRAM, NGRAM
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.outputs import is_edited
@@ -41,29 +41,25 @@ def _check_file(ctx: click.Context, param: click.Parameter, value: str | None) -
     return value
 
 
-def drafter_file_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def drafter_file_option(text: str) -> Option:
     """`--drafter FILE` of a command that reads a drafter, with the text of its help."""
     return click.option("--drafter", callback=_check_file, help=text)
 
 
-def learning_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of a drafter that is learned: sampled tokens and levels."""
-    for option in (
-        click.option(
-            "--levels",
-            type=click.IntRange(1, MAX_DEPTH),
-            default=LEVELS,
-            help="Of a learned drafter: its deepest draft; at least as many as there are heads.",
-        ),
-        click.option(
-            "--learn-tokens",
-            type=click.IntRange(min=0),
-            default=LEARN_TOKENS,
-            help="Sampled to learn a drafter from, beyond the greedy answers.",
-        ),
-    ):
-        function = option(function)
-    return function
+learning_options = group(  # of a drafter that is learned
+    click.option(
+        "--learn-tokens",
+        type=click.IntRange(min=0),
+        default=LEARN_TOKENS,
+        help="Sampled to learn a drafter from, beyond the greedy answers.",
+    ),
+    click.option(
+        "--levels",
+        type=click.IntRange(1, MAX_DEPTH),
+        default=LEVELS,
+        help="Of a learned drafter: its deepest draft; at least as many as there are heads.",
+    ),
+)
 
 
 def chosen_drafter(options: Mapping[str, Any], default: str = HEADS) -> str:
@@ -84,29 +80,26 @@ def chosen_drafter(options: Mapping[str, Any], default: str = HEADS) -> str:
     return name
 
 
-def draft_option(function: Callable[..., Any], *, default: str = "that of a drafter file") -> Callable[..., Any]:
+def draft_option(*, default: str = "that of a drafter file") -> Option:
     """`--draft MODEL`, for `load_draft_model`, with the text of its default."""
     text = f"Draft model: folder or hub name of a smaller model with the same tokenizer [default: {default}]."
-    return click.option("--draft", help=text)(function)
+    return click.option("--draft", help=text)
 
 
 def load_draft_model(
     console: Console, options: Mapping[str, Any], base: Base, drafter: Drafter | None = None
 ) -> Base | None:
     """Load the draft model that --draft names, or else the one that a drafter was made with, and print its name."""
-    from treeopt.files.outputs import check_no_input
-
     name = options["draft"]
     if drafter is not None:
-        if name is not None and not drafter.draft:
-            what = f"--draft is given, and the drafter ({drafter.name}) has no draft model"
-            raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="leave out --draft")
+        _check_draft(options, drafter, f"the drafter ({drafter.name}) has no draft model")
         name = name or drafter.source.get("draft")
         if drafter.draft and name is None:
             what = "the drafter has a draft model, and its file does not name it"
             raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="--draft MODEL")
     if name is None:
         return None
+    from treeopt.files.outputs import check_no_input
     from treeopt.models.given import load_draft
 
     try:
@@ -123,6 +116,12 @@ def load_draft_model(
     for warning in draft.notes:
         console.warn(warning)
     return draft
+
+
+def _check_draft(options: Mapping[str, Any], drafter: Drafter | None, why: str) -> None:
+    """Refuse --draft beside a drafter, or none, that has no draft model."""
+    if options["draft"] is not None and (drafter is None or not drafter.draft):
+        raise TreeoptError(Code.DRAFTER_MISMATCH, f"--draft is given, and {why}", fix="leave out --draft")
 
 
 def model_alone(options: Mapping[str, Any]) -> bool:
@@ -142,16 +141,16 @@ def uses_heads(options: Mapping[str, Any], name: str, drafter: Drafter | None, p
     return not model_alone(options) and (drafter is None or drafter.num_heads > 0)
 
 
-def plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --tree, --drafter and --draft, for `chosen_plan`."""
-    drafter = drafter_file_option(
+plan_options = group(  # for `chosen_plan`
+    click.option(
+        "--tree", help="Tree file, or a name from `treeopt list` [default: the one that --drafter recommends]."
+    ),
+    drafter_file_option(
         "Drafter file, from `treeopt learn` [default: the one in the tree file; without --tree and --heads, a drafter "
         "that nothing was learned for]."
-    )
-    tree = click.option(
-        "--tree", help="Tree file, or a name from `treeopt list` [default: the one that --drafter recommends]."
-    )
-    return tree(drafter(draft_option(function)))
+    ),
+    draft_option(),
+)
 
 
 @dataclass(frozen=True)
@@ -178,9 +177,7 @@ def chosen_plan(options: Mapping[str, Any]) -> ChosenPlan:
     from treeopt.drafting.plans import check_plan  # imports torch: after the files are read
 
     check_plan(plan, record)
-    if options["draft"] is not None and (record is None or not record.draft):
-        what = f"--draft is given, and {tree or drafter} was not made for a draft model"
-        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="leave out --draft")
+    _check_draft(options, record, f"{tree or drafter} was not made for a draft model")
     return ChosenPlan(tree or drafter, plan, record)
 
 
@@ -208,11 +205,11 @@ def load_for_plan(console: Console, options: Mapping[str, Any], chosen: ChosenPl
         plan, drafter = untrained(base)
         console.note("drafter  nothing was learned: drafts from the text so far (treeopt learn makes a better one)")
     warn_edited(console, options["tree"])
-    warn_other_tree(console, chosen.name, plan, base, loaded)
+    warn_made_for_other(console, chosen.name, plan.source.get("calibration") or {}, _ids(base, loaded))
     draft = load_draft_model(console, options, base, drafter)
     warn_other_drafter(console, drafter, base, loaded, draft)
-    if options["tree"] is None:
-        warn_other_dtype(console, drafter, base)
+    if options["tree"] is None and drafter is not None:
+        _warn_other_dtype(console, drafter, base)
     return LoadedPlan(base, loaded, plan, drafter, draft)
 
 
@@ -246,29 +243,13 @@ def warn_other_heads(console: Console, calibration: Calibration, profile: Latenc
     """Warn where a profile was measured with another base or other heads than a calibration, or was not measured."""
     if profile is None:
         return
-    source = calibration.provenance
     made = profile.provenance
     if made.get("modelled"):
         console.warn(
             f"warning: the seconds are modelled ({made.get('model')} on {made.get('device')}), not measured; "
-            f"the traces are of {source.model}"
+            f"the traces are of {calibration.provenance.model}"
         )
-    dtype = source.settings.get("dtype", _FLOAT32)
-    _warn_made_for_other(console, "the profile", profile.provenance, source.model_id, dtype, source.heads_id)
-
-
-def warn_other_traces(console: Console, name: str, tree: Plan, calibration: Calibration) -> None:
-    """Warn where a tree was built for another base or other heads than those of a calibration."""
-    traced = calibration.provenance
-    dtype = traced.settings.get("dtype", _FLOAT32)
-    source = tree.source.get("calibration") or {}
-    _warn_made_for_other(console, name, source, traced.model_id, dtype, traced.heads_id)
-
-
-def warn_other_tree(console: Console, name: str, tree: Plan, base: Base, loaded: LoadedHeads | None) -> None:
-    """Warn where a tree was built for another base or other heads than these."""
-    source = tree.source.get("calibration") or {}
-    _warn_made_for_other(console, name, source, base.fingerprint, base.dtype_name, loaded.fingerprint if loaded else "")
+    warn_made_for_other(console, "the profile", made, ids_of_traces(calibration))
 
 
 def warn_other_drafter(
@@ -277,40 +258,49 @@ def warn_other_drafter(
     """Warn where a drafter was learned with another base, other heads or another draft model than these."""
     if drafter is None:
         return
-    source = drafter.source
-    _warn_made_for_other(
-        console, "the drafter", source, base.fingerprint, base.dtype_name, loaded.fingerprint if loaded else ""
-    )
-    same_dtype = draft is not None and source.get("dtype", _FLOAT32) == draft.dtype_name
+    warn_made_for_other(console, "the drafter", drafter.source, _ids(base, loaded))
+    same_dtype = draft is not None and drafter.source.get("dtype", _FLOAT32) == draft.dtype_name
     if draft is not None and same_dtype and drafter.draft != draft.fingerprint:
         console.warn(
             f"warning: the drafter was made for another draft model ({drafter.draft}, this is {draft.fingerprint})"
         )
 
 
-def warn_other_dtype(console: Console, drafter: Drafter | None, base: Base) -> None:
+def _warn_other_dtype(console: Console, drafter: Drafter, base: Base) -> None:
     """Warn where the recommended tree of a drafter was chosen by steps in another dtype than the base's."""
-    timed = "" if drafter is None else drafter.timed_dtype
+    timed = drafter.timed_dtype
     if timed not in ("", base.dtype_name):
         console.warn(
             f"warning: the drafter's tree is the fastest in {timed}; the model is in {base.dtype_name}, where another "
             f"size may be faster, or none (--dtype {timed}, or treeopt learn --dtype {base.dtype_name})"
         )
-    elif drafter is not None and drafter.timed_compiled and not base.compile:
+    elif drafter.timed_compiled and not base.compile:
         console.note("the drafter's tree was timed with --compile, and is the fastest with it")
 
 
-def _warn_made_for_other(
-    console: Console, name: str, source: Mapping[str, Any], model_id: str, dtype: str, heads_id: str
-) -> None:
+Ids = tuple[str, str, str]  # of the base model, its dtype, and of the heads: empty without heads
+
+
+def _ids(base: Base, loaded: LoadedHeads | None) -> Ids:
+    return base.fingerprint, base.dtype_name, loaded.fingerprint if loaded else ""
+
+
+def ids_of_traces(calibration: Calibration) -> Ids:
+    """The ids of what a calibration was traced with."""
+    traced = calibration.provenance
+    return traced.model_id, traced.settings.get("dtype", _FLOAT32), traced.heads_id
+
+
+def warn_made_for_other(console: Console, name: str, source: Mapping[str, Any], here: Ids) -> None:
     """Warn where the ids in `source` are not those of the base, of which only ids in one dtype agree, and the heads."""
+    model_id, dtype, heads_id = here
     others = []
     if source.get("dtype", _FLOAT32) == dtype and source.get("model_id") not in (None, "", model_id):
         others.append(f"another base model ({source['model_id']}, this is {model_id})")
     made_for = source.get("heads_id", heads_id)  # empty: without heads
     if made_for != heads_id:
-        here = f"these are {heads_id}" if heads_id else "there are none here"
-        others.append(f"other heads ({made_for}, {here})" if made_for else f"no heads ({here})")
+        these = f"these are {heads_id}" if heads_id else "there are none here"
+        others.append(f"other heads ({made_for}, {these})" if made_for else f"no heads ({these})")
     if others:
         console.warn(f"warning: {name} was made for {' and '.join(others)}")
 

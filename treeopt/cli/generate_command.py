@@ -44,13 +44,11 @@ _RULES = (GREEDY, SAMPLE, TYPICAL, REJECTION)
 
 @command("generate")
 @click.argument("prompt", required=False)
-@functools.partial(model_options, dtype="auto")
-@text_options
+@model_options(dtype="auto")
+@text_options()
 @plan_options
 @compile_option
-@functools.partial(
-    acceptance_options, rules=_RULES, what="rejection: speculative sampling, of a chain that is drawn from --draft."
-)
+@acceptance_options(rules=_RULES, what="rejection: speculative sampling, of a chain that is drawn from --draft.")
 @click.option(
     "--nodes", type=click.IntRange(2, MAX_DEPTH + 1), help="For rejection: the root and the chain [default: 5]."
 )

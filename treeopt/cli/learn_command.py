@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -130,13 +129,13 @@ def chain_parts(found: ChainPrediction, drafter: str = "", sampled: float | None
 
 
 @command("learn")
-@functools.partial(model_options, dtype="auto", several=True)
-@prompt_options
+@model_options(dtype="auto", several=True)
+@prompt_options()
 @click.option(
     "--drafter",
     help=f"{', '.join(LEARNED)} [default: {HEADS_NGRAM}; {MODEL} with --draft, {NGRAM} with --model alone].",
 )
-@functools.partial(draft_option, default="none")
+@draft_option(default="none")
 @learning_options
 @click.option("--temperature", type=Temperature(min_open=True), default=0.7, help="Of the sampling.")
 @click.option("--seed", type=SEED, default=0, help="Of sampling.")

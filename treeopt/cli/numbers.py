@@ -1,4 +1,4 @@
-"""Numeric types of options: finite numbers, temperatures, seeds and lists of numbers."""
+"""Numeric types of options: counts, finite numbers, temperatures, seeds and lists of numbers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from treeopt.sampling import LARGEST_SEED, LEAST_TEMPERATURE
 
 _MOST_DIGITS = 15  # more than any number of nodes, tokens or texts has
 _SHOWN_CHARACTERS = 60
+COUNT = click.IntRange(min=1)
 SEED = click.IntRange(0, LARGEST_SEED)
 
 
@@ -23,6 +24,10 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return float(number)
+
+
+ABOVE_ZERO = FiniteRange(min=0, min_open=True)
+SHARE = FiniteRange(0, 1, min_open=True)
 
 
 class Temperature(FiniteRange):

@@ -11,7 +11,7 @@ import click
 
 from treeopt.cli.checks import INPUT_OPTIONS, check_apart, several
 from treeopt.cli.console import Console
-from treeopt.cli.numbers import SEED, FiniteRange, Temperature
+from treeopt.cli.numbers import COUNT, SEED, SHARE, Temperature
 from treeopt.cli.processes import NO_PROCESSES, is_one_of_several
 from treeopt.defaults import CALIBRATION_FILE, DEFAULT_TOP_K
 from treeopt.errors import Code, TreeoptError
@@ -23,6 +23,19 @@ if TYPE_CHECKING:
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
     from treeopt.texts.prompts import PromptSet
+
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]  # a decorator of a command
+
+
+def group(*options: Option) -> Option:
+    """One decorator for several options, which `--help` shows in this order."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -47,17 +60,15 @@ def dtypes_of(options: dict[str, Any]) -> list[str]:
     return names
 
 
-def device_options(function: Callable[..., Any], *, dtype: str = "auto", several: bool = False) -> Callable[..., Any]:
+def device_options(*, dtype: str = "auto", several: bool = False) -> Option:
     """Options for a model's device and precision; with `several`, --dtype may name several, for `dtypes_of`."""
     dtypes = Dtypes() if several else click.Choice(["auto", *_DTYPES])
     first = "; of several the first is loaded, and each is timed" if several else ""
-    for option in (
-        click.option("--device", default="auto", help="cpu, cuda, cuda:1, ..."),
-        click.option("--device-map", type=click.Choice(["auto"]), help="auto: divide the model among all GPUs."),
+    return group(
         click.option("--dtype", type=dtypes, default=dtype, help=f"auto: float32 on a CPU{first}."),
-    ):
-        function = option(function)
-    return function
+        click.option("--device-map", type=click.Choice(["auto"]), help="auto: divide the model among all GPUs."),
+        click.option("--device", default="auto", help="cpu, cuda, cuda:1, ..."),
+    )
 
 
 def loading_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -68,9 +79,8 @@ def loading_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: options.get(name) for name in ("dtype", "device", "device_map", *names)}
 
 
-def force_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The option of every command that writes files; see `treeopt.files.outputs`."""
-    return click.option("--force", is_flag=True, help="Replace an existing file, unless it is an input.")(function)
+# The option of every command that writes files; see `treeopt.files.outputs`.
+force_option = click.option("--force", is_flag=True, help="Replace an existing file, unless it is an input.")
 
 
 def check_outputs(options: Mapping[str, Any], output: str, *, kind: str | None = None) -> Path:
@@ -81,35 +91,27 @@ def check_outputs(options: Mapping[str, Any], output: str, *, kind: str | None =
     return check_output(output, kind=kind, force=options["force"], inputs=inputs)
 
 
-def base_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of commands that need a base model and no heads."""
-    model = click.option("--model", default=POCKET, help="Base model: folder or hub name.")
-    return model(device_options(function))
+base_options = group(  # of commands that need a base model and no heads
+    click.option("--model", default=POCKET, help="Base model: folder or hub name."), device_options()
+)
+adapter_option = click.option(
+    "--adapter", help="LoRA adapter of the base (treeopt train --stage 2), merged in memory: a folder."
+)
+compile_option = click.option(
+    "--compile", is_flag=True, help="Run trees through torch.compile; each size takes up to a minute to compile."
+)
 
 
-def adapter_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--adapter DIR` of commands that run a base model."""
-    text = "LoRA adapter of the base (treeopt train --stage 2), merged in memory: a folder."
-    return click.option("--adapter", help=text)(function)
-
-
-def compile_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--compile` of commands that decode with trees, or time their steps."""
-    text = "Run trees through torch.compile; each size takes up to a minute to compile."
-    return click.option("--compile", is_flag=True, help=text)(function)
-
-
-def model_options(function: Callable[..., Any], *, dtype: str, several: bool = False) -> Callable[..., Any]:
+def model_options(*, dtype: str, several: bool = False) -> Option:
     """Options of commands that need a base model and perhaps its heads, for `load_models`."""
-    for option in (
+    model = "Base model: folder or hub name [default: the one in the heads' config]; alone: no heads."
+    heads = f"Heads: folder, weights file or hub name [default: the built-in {POCKET}]."
+    return group(
+        device_options(dtype=dtype, several=several),
+        click.option("--heads", help=heads),
+        click.option("--model", help=model),
         adapter_option,
-        click.option(
-            "--model", help="Base model: folder or hub name [default: the one in the heads' config]; alone: no heads."
-        ),
-        click.option("--heads", help=f"Heads: folder, weights file or hub name [default: the built-in {POCKET}]."),
-    ):
-        function = option(function)
-    return device_options(function, dtype=dtype, several=several)
+    )
 
 
 def load_models(console: Console, options: Mapping[str, Any], *, with_heads: bool) -> tuple[Base, LoadedHeads | None]:
@@ -155,33 +157,22 @@ chat_template_option = click.option(
 )
 
 
-def text_options(function: Callable[..., Any], *, new_tokens: int = 128) -> Callable[..., Any]:
+def text_options(*, new_tokens: int = 128) -> Option:
     """Options for the chat template and the number of new tokens."""
-    for option in (
-        chat_template_option,
-        click.option(
-            "--max-new-tokens",
-            type=click.IntRange(min=1),
-            default=new_tokens,
-            help="Tokens of each answer at most.",
-        ),
-    ):
-        function = option(function)
-    return function
+    most = click.option("--max-new-tokens", type=COUNT, default=new_tokens, help="Tokens of each answer at most.")
+    return group(most, chat_template_option)
 
 
-def prompt_options(function: Callable[..., Any], *, new_tokens: int = 128) -> Callable[..., Any]:
+def prompt_options(*, new_tokens: int = 128) -> Option:
     """Options for the prompts, and those of `text_options`."""
-    function = text_options(function, new_tokens=new_tokens)
-    for option in (
-        click.option("--limit", type=click.IntRange(min=1), help="Number of prompts [default: all]."),
-        click.option(
-            "--skip", type=click.IntRange(min=0), default=0, help="Number of prompts to leave out at the start."
-        ),
-        click.option("--prompts", help="File (.json .jsonl .txt .parquet), hub data set, or a set of `treeopt list`."),
-    ):
-        function = option(function)
-    return function
+    prompts = "File (.json .jsonl .txt .parquet), hub data set, or a set of `treeopt list`."
+    skipped = click.IntRange(min=0)
+    return group(
+        click.option("--prompts", help=prompts),
+        click.option("--skip", type=skipped, default=0, help="Number of prompts to leave out at the start."),
+        click.option("--limit", type=COUNT, help="Number of prompts [default: all]."),
+        text_options(new_tokens=new_tokens),
+    )
 
 
 def chosen_prompts(options: Mapping[str, Any]) -> str:
@@ -198,21 +189,15 @@ def say_prompts(console: Console, prompts: PromptSet) -> None:
     console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
 
 
-def step_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The batch and the context at which steps are priced by a profile."""
-    count = click.IntRange(min=1)
-    for option in (
-        click.option("--context", type=count, help="Context of the profile [default: its longest]."),
-        click.option("--batch-size", "batch", type=count, default=1, help="Batch of the profile."),
-    ):
-        function = option(function)
-    return function
-
-
-def max_rank_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--max-rank R` of commands that build trees, for `ranks_of`."""
-    text = f"Largest rank of a level [default: {DEFAULT_TOP_K - 1}]; 9 for engines that draft ten."
-    return click.option("--max-rank", type=click.IntRange(min=0), help=text)(function)
+step_options = group(  # the batch and the context at which steps are priced by a profile
+    click.option("--batch-size", "batch", type=COUNT, default=1, help="Batch of the profile."),
+    click.option("--context", type=COUNT, help="Context of the profile [default: its longest]."),
+)
+max_rank_option = click.option(
+    "--max-rank",
+    type=click.IntRange(min=0),
+    help=f"Largest rank of a level [default: {DEFAULT_TOP_K - 1}]; 9 for engines that draft ten.",
+)
 
 
 def ranks_of(options: Mapping[str, Any]) -> int:
@@ -225,7 +210,7 @@ HOLDOUT_HELP = "Texts held out of the fit, by which the result is judged."  # of
 calibration_option = click.option("--calibration", default=CALIBRATION_FILE, help="Traces, from `treeopt calibrate`.")
 
 
-def calibrations_option(text: str) -> Callable[..., Any]:
+def calibrations_option(text: str) -> Option:
     """`--calibration` of commands that take several; `text` is its help."""
     return click.option("--calibration", "calibrations", multiple=True, default=[CALIBRATION_FILE], help=text)
 
@@ -239,25 +224,18 @@ temperature_option = click.option(
 
 def check_temperature_of(calibrations: Iterable[Calibration], temperature: float | None) -> None:
     """Raise E220 unless all texts are of this temperature."""
-    if temperature is None:
+    others = {one.temperature for one in calibrations} - {temperature}
+    if temperature is None or not others:
         return
-    for calibration in calibrations:
-        if calibration.temperature == temperature:
-            continue
-        raise TreeoptError(
-            Code.CALIBRATION_INVALID,
-            f"the calibration is of {kind_of_texts(calibration)}",
-            at=f"--temperature {temperature:g}",
-            why="acceptance is traced on texts of the temperature that they will be decoded at",
-            fix=f"treeopt calibrate --temperature {temperature:g}, with the same model and prompts",
-        )
-
-
-def kind_of_texts(calibration: Calibration) -> str:
-    """How the texts of a calibration were made."""
-    if calibration.temperature is None:
-        return "given answers, or its temperature is not recorded"
-    return f"texts sampled at temperature {calibration.temperature:g}" if calibration.temperature else "greedy texts"
+    other = others.pop()
+    kind = f"texts sampled at temperature {other:g}" if other else "greedy texts"
+    raise TreeoptError(
+        Code.CALIBRATION_INVALID,
+        f"the calibration is of {'given answers, or its temperature is not recorded' if other is None else kind}",
+        at=f"--temperature {temperature:g}",
+        why="acceptance is traced on texts of the temperature that they will be decoded at",
+        fix=f"treeopt calibrate --temperature {temperature:g}, with the same model and prompts",
+    )
 
 
 GREEDY, SAMPLE, TYPICAL, REJECTION = "greedy", "sample", "typical", "rejection"
@@ -271,54 +249,33 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 _ALL_TOKENS = {"top_k": 0, "top_p": 1.0}
 
 
-def acceptance_options(function: Callable[..., Any], *, rules: tuple[str, ...], what: str) -> Callable[..., Any]:
+def acceptance_options(*, rules: tuple[str, ...], what: str) -> Option:
     """The options of an acceptance rule, for `acceptance_rule`."""
     drawn = " and ".join(name for name in rules if _OPTIONS[name] is _SAMPLING)
     temperature = f"[default: 1 for {drawn}, 0.7 for {TYPICAL}]"
-    for option in (
-        click.option("--delta", type=FiniteRange(0, 1, min_open=True), help="For typical [default: 0.3]."),
-        click.option("--epsilon", type=FiniteRange(0, 1, min_open=True), help="For typical [default: 0.09]."),
-        click.option("--seed", type=SEED, help="Of sampling."),
-        click.option(
-            "--top-p",
-            type=FiniteRange(0, 1, min_open=True),
-            default=_ALL_TOKENS["top_p"],
-            help="Of sampling.",
-        ),
-        click.option(
-            "--top-k",
-            type=click.IntRange(min=0),
-            default=_ALL_TOKENS["top_k"],
-            help="Of sampling; 0 is all tokens.",
-        ),
-        click.option("--temperature", type=Temperature(), help=temperature),
+    return group(
         click.option("--acceptance", type=click.Choice(rules), default=GREEDY, help=what),
-    ):
-        function = option(function)
-    return function
+        click.option("--temperature", type=Temperature(), help=temperature),
+        click.option("--top-k", type=click.IntRange(min=0), default=0, help="Of sampling; 0 is all tokens."),
+        click.option("--top-p", type=SHARE, default=1.0, help="Of sampling."),
+        click.option("--seed", type=SEED, help="Of sampling."),
+        click.option("--epsilon", type=SHARE, help="For typical [default: 0.09]."),
+        click.option("--delta", type=SHARE, help="For typical [default: 0.3]."),
+    )
 
 
 def acceptance_rule(options: Mapping[str, Any], *, rules: tuple[str, ...]) -> Rule:
     """The acceptance rule of the options of a command that has these rules."""
     name = options["acceptance"]
-    _check_rule(options, rules)
+    for one in sorted({one for rule in rules for one in _OPTIONS[rule]}.difference(_OPTIONS[name])):
+        if options[one] != _ALL_TOKENS.get(one):
+            having = " and ".join(rule for rule in rules if one in _OPTIONS[rule])
+            raise click.UsageError(f"--{one.replace('_', '-')} belongs to --acceptance {having}")
+    from treeopt.decode.rejection import Rejection
     from treeopt.decode.rules import Greedy, Sample, Typical
 
-    made: dict[str, Callable[..., Rule]] = {GREEDY: Greedy, SAMPLE: Sample, TYPICAL: Typical}
-    if name == REJECTION:
-        from treeopt.decode.rejection import Rejection
-
-        made[REJECTION] = Rejection
+    made: dict[str, Callable[..., Rule]] = {GREEDY: Greedy, SAMPLE: Sample, TYPICAL: Typical, REJECTION: Rejection}
     try:
         return made[name](**{one: options[one] for one in _OPTIONS[name] if options[one] is not None})
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-
-
-def _check_rule(options: Mapping[str, Any], rules: tuple[str, ...]) -> None:
-    """Raise a usage error where an option of another rule has a value."""
-    others = {name for rule in rules for name in _OPTIONS[rule]}.difference(_OPTIONS[options["acceptance"]])
-    for name in sorted(others):
-        if options[name] != _ALL_TOKENS.get(name):
-            having = " and ".join(rule for rule in rules if name in _OPTIONS[rule])
-            raise click.UsageError(f"--{name.replace('_', '-')} belongs to --acceptance {having}")

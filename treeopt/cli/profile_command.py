@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @command("profile")
-@functools.partial(model_options, dtype="auto", several=True)
+@model_options(dtype="auto", several=True)
 @numbers_option(
     "--sizes",
     default=[",".join(map(str, PROFILE_NODES))],
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 @numbers_option("--context", help=f"Tokens in the cache [default: {PROFILE_CONTEXT}, or the maximum of the model].")
 @numbers_option("--batch-size", "batch", default=["1"], help="Texts decoded together.")
 @drafter_file_option("Time the trees of this drafter file [default: the guesses of the heads].")
-@draft_option
+@draft_option()
 @click.option(
     "--kind",
     type=click.Choice(KINDS),

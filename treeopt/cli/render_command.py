@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,9 +40,9 @@ _OUTPUT = "an .svg or .dot file; .png, .pdf, ... need graphviz [default: TREE.sv
 @click.option("--example", metavar="PROMPT", help="Decode PROMPT and draw one step: its tokens, accepted ones in red.")
 @click.option("--step", type=click.IntRange(min=1), default=1, help="Which step of --example.")
 @drafter_file_option("Drafter file: without TREE, of the tree that it recommends [default: the one in the tree file].")
-@draft_option
+@draft_option()
 @chat_template_option
-@functools.partial(model_options, dtype="auto")
+@model_options(dtype="auto")
 def run(console: Console, tree: str | None, **options: Any) -> None:
     """Draw TREE (a file, or a name from `treeopt list`): one column per level, width and color by a node's value.
 

@@ -12,7 +12,7 @@ import click
 
 from treeopt.cli.checks import check_apart, check_belongs
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafters import warn_edited, warn_other_traces
+from treeopt.cli.drafters import ids_of_traces, warn_edited, warn_made_for_other
 from treeopt.cli.facts import picked
 from treeopt.cli.show_report import as_dict, report
 from treeopt.defaults import MAX_NODES
@@ -118,7 +118,7 @@ def _show_plan(console: Console, name: str, calibration: str | None) -> None:
     outcome = replay(plan, traces) if isinstance(plan, Tree) else replay_policy(plan, traces)
     made_for = plan.source.get("calibration", {}).get("heads_id")
     same = None if made_for is None else made_for == traces.provenance.heads_id
-    warn_other_traces(console, name, plan, traces)
+    warn_made_for_other(console, name, plan.source.get("calibration") or {}, ids_of_traces(traces))
     report(console, plan)
     others = " (traces of other heads than those of the tree)" if same is False else ""
     error = outcome.sums.standard_error

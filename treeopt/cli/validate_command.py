@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +45,8 @@ _BATCHES = "texts of a batch share the largest size that is best for one of them
 
 
 @command("validate")
-@functools.partial(model_options, dtype="float32")
-@prompt_options
+@model_options(dtype="float32")
+@prompt_options()
 @plan_options
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=1, help="Runs of each text and baseline, which take turns."
@@ -55,9 +54,7 @@ _BATCHES = "texts of a batch share the largest size that is best for one of them
 @click.option("--batch-size", type=click.IntRange(min=1), default=1, help="Prompts decoded together.")
 @nproc_option
 @compile_option
-@functools.partial(
-    acceptance_options, rules=_RULES, what="sample and typical: what is validated differs, see the command's help."
-)
+@acceptance_options(rules=_RULES, what="sample and typical: what is validated differs, see the command's help.")
 @click.option("--draws", type=click.IntRange(min=0), help="For sample: texts of a test, 0 for none [default: 1000].")
 @click.option("--judge", type=click.IntRange(min=0), help="Differing texts judged in float64, 0 for none [default: 5].")
 @click.option("--min-tokens-per-step", type=FiniteRange(min=0), help="Minimum; exit status 6 below it.")
