@@ -331,40 +331,48 @@ def test_alpaca_answers_include_an_empty_one(shared: Path) -> None:
     assert [i for i, prompt in enumerate(prompts) if not prompt.answer] == [247, 504]
 
 
+TEXT = "a text that is not empty"
+TEXTS = "a list of texts that are not empty"
 FAULTS: list[tuple[Any, str]] = [
-    ({"text": 5}, "has a field `text` that is a number (5) and must be a string"),
-    ({"text": ""}, "has an empty string in the field `text`"),
-    ({"text": None}, "has a field `text` that is null and must be a string"),
-    ({"text": None, "instruction": ["a"]}, "has a field `instruction` that is a list and must be a string"),
-    ({"instruction": True}, "has a field `instruction` that is a boolean (true) and must be a string"),
-    ({"instruction": ""}, "has an empty string in the field `instruction`"),
-    ({"prompt": {"a": 1}}, "has a field `prompt` that is an object and must be a string"),
-    ({"prompt": ["a", ""]}, "has an empty string in `prompt[1]`"),
-    ({"turns": "Hi"}, 'has a field `turns` that is a string ("Hi") and must be a list of strings'),
-    ({"turns": []}, "has an empty list in the field `turns`"),
-    ({"turns": ["a", 2.5]}, "has a `turns[1]` that is a number (2.5) and must be a string"),
-    ({"messages": "Hi"}, 'has a field `messages` that is a string ("Hi") and must be a list of messages'),
-    ({"messages": []}, "has an empty list in the field `messages`"),
+    ({"text": 5}, f"has 5 in `text`, which must be {TEXT}"),
+    ({"text": ""}, f"has '' in `text`, which must be {TEXT}"),
+    ({"text": None}, f"has None in `text`, which must be {TEXT}"),
+    ({"text": None, "instruction": ["a"]}, f"has ['a'] in `instruction`, which must be {TEXT}"),
+    ({"messages": None, "text": 5}, f"has 5 in `text`, which must be {TEXT}"),
+    ({"text": "", "prompt": 1}, f"has 1 in `prompt`, which must be {TEXT}"),
+    ({"instruction": True}, f"has True in `instruction`, which must be {TEXT}"),
+    ({"instruction": ""}, f"has '' in `instruction`, which must be {TEXT}"),
+    ({"prompt": {"a": 1}}, f"has {{'a': 1}} in `prompt`, which must be {TEXT}"),
+    ({"prompt": ["a", ""]}, f"has '' in `prompt[1]`, which must be {TEXT}"),
+    ({"turns": "Hi"}, f"has 'Hi' in `turns`, which must be {TEXTS}"),
+    ({"turns": []}, f"has [] in `turns`, which must be {TEXTS}"),
+    ({"turns": None}, f"has None in `turns`, which must be {TEXTS}"),
+    ({"turns": ["a", 2.5]}, f"has 2.5 in `turns[1]`, which must be {TEXT}"),
+    ({"messages": "Hi"}, "has 'Hi' in `messages`, which must be a list of messages"),
+    ({"messages": {}}, "has {} in `messages`, which must be a list of messages"),
+    ({"messages": []}, "has [] in `messages`, which must be a list of messages"),
+    ({"messages": ["Hi"]}, "has 'Hi' in `messages[0]`, which must be an object with `role` and `content`"),
+    ({"messages": [{"content": "Hi"}]}, "has None in `messages[0].role`, which must be a string"),
+    ({"messages": [{"role": 1, "content": "Hi"}]}, "has 1 in `messages[0].role`, which must be a string"),
     (
-        {"messages": ["Hi"]},
-        'has a `messages[0]` that is a string ("Hi") and must be an object with `role` and `content`',
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "user"}]},
+        "has None in `messages[1].content`, which must be a string",
     ),
-    ({"messages": [{"content": "Hi"}]}, "has a `messages[0]` without `role`"),
-    ({"messages": [{"role": "user"}]}, "has a `messages[0]` without `content`"),
     (
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-        "has a `messages[0].content` that is a list and must be a string",
+        "has [{'type': 'text'}] in `messages[0].content`, which must be a string",
     ),
     (
-        {"messages": [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]},
-        'has no message of the role "user" in the field `messages`: its roles are "human", "gpt"',
+        {"messages": [{"role": role, "content": "a"} for role in ("human", "gpt", "human")]},
+        "has ['human', 'gpt'] in `messages[].role`, which must be \"user\" in one of them",
     ),
-    ("", "is an empty string"),
-    (7, "is a number (7) and must be an object or a string"),
-    (["Hi"], "is a list and must be an object or a string"),
-    (None, "is null and must be an object or a string"),
+    ("", f"is '': it must be an object, or {TEXT}"),
+    (7, f"is 7: it must be an object, or {TEXT}"),
+    (["Hi"], f"is ['Hi']: it must be an object, or {TEXT}"),
+    (None, f"is None: it must be an object, or {TEXT}"),
+    ({}, "has no usable field"),
     ({"question": "Hi"}, "has no usable field"),
-    ({"text": int("9" * 90)}, "has a field `text` that is a number and must be a string"),
+    ({"text": int("9" * 90)}, f"has {'9' * 18}...{'9' * 19} in `text`, which must be {TEXT}"),
 ]
 
 
@@ -378,19 +386,18 @@ def test_faults_of_rows_are_named(tmp_path: Path, row: Any, said: str) -> None:
 
 
 def test_faults_of_parquet_types_are_named(tmp_path: Path) -> None:
-    """Types that JSON does not have are called by their names."""
+    """Values of types that JSON does not have are shown too."""
     file = write_rows(tmp_path / "rows.parquet", [{"text": b"abc"}])
-    assert "a field `text` that is of the type bytes" in refusal(file).what
+    assert "has b'abc' in `text`" in refusal(file).what
 
 
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [({}, "has no answer to score"), ({"output": 3}, "has a field `output` that is a number (3) and must be a string")],
-)
-def test_faults_of_answers_are_named(tmp_path: Path, answer: dict[str, Any], said: str) -> None:
-    """Where answers are scored, a row whose answer is no text is told by its field."""
+@pytest.mark.parametrize("answer", [{}, {"output": 3}])
+def test_faults_of_answers_are_named(tmp_path: Path, answer: dict[str, Any]) -> None:
+    """Where answers are scored, a row must have one, which is a text."""
     file = write_rows(tmp_path / "rows.json", [{"prompt": "a", **answer}])
-    assert refusal(file, answers=True).what == f"row 0 of {file} {said}"
+    error = refusal(file, answers=True)
+    assert error.what == f"row 0 of {file} has no answer to score"
+    assert "output or response" in error.why
 
 
 def test_faults_of_many_fields_stay_short(tmp_path: Path) -> None:

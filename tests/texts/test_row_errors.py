@@ -1,4 +1,4 @@
-"""Faults of rows that are no prompts, by hand."""
+"""The reasons of prompts that are left out, by hand."""
 
 from __future__ import annotations
 
@@ -9,61 +9,7 @@ from tiny import chat_base
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.texts.encode import encode_prompts
-from treeopt.texts.prompts import Prompt, PromptSet, answer_fault, fault_of, fields_of, shown
-
-STRING = "and must be a string"
-
-
-@pytest.mark.parametrize(("row", "fault", "fix"), [
-    ("", "is an empty string", '"Name a bird." or {"instruction": "Name a bird."}'),
-    (3, "is a number (3) and must be an object or a string", '{"instruction": "Name a bird."}'),
-    ({}, "has no usable field", '{"instruction": "..."} or {"text": "..."}'),
-    ({"text": None}, f"has a field `text` that is null {STRING}", '{"text": "..."}'),
-    ({"messages": None, "text": 5}, f"has a field `text` that is a number (5) {STRING}", '{"text": "..."}'),
-    ({"text": "", "prompt": 1}, f"has a field `prompt` that is a number (1) {STRING}", '{"prompt": "..."}'),
-    ({"prompt": ["a", ""]}, "has an empty string in `prompt[1]`", '{"prompt": "..."}'),
-    ({"turns": []}, "has an empty list in the field `turns`", '{"turns": ["...", "..."]}'),
-    ({"turns": None}, "has a field `turns` that is null and must be a list of strings", '{"turns": ["...", "..."]}'),
-    ({"turns": ["a", 2]}, f"has a `turns[1]` that is a number (2) {STRING}", '{"turns": ["...", "..."]}'),
-])  # fmt: skip
-def test_faults_of_rows(row: Any, fault: str, fix: str) -> None:
-    """The first field that is not null, in the order in which fields are read."""
-    assert fault_of(row) == (fault, fix)
-
-
-@pytest.mark.parametrize(("messages", "fault"), [
-    ({}, "has a field `messages` that is an object and must be a list of messages"),
-    ([], "has an empty list in the field `messages`"),
-    (["a"], 'has a `messages[0]` that is a string ("a") and must be an object with `role` and `content`'),
-    ([{"content": "x"}], "has a `messages[0]` without `role`"),
-    ([{"role": "user", "content": "x"}, {"role": "user"}], "has a `messages[1]` without `content`"),
-    ([{"role": 1, "content": "x"}], f"has a `messages[0].role` that is a number (1) {STRING}"),
-    (
-        [{"role": "a", "content": "x"}, {"role": "b", "content": "x"}, {"role": "a", "content": "x"}],
-        'has no message of the role "user" in the field `messages`: its roles are "a", "b"',
-    ),
-])  # fmt: skip
-def test_faults_of_messages(messages: Any, fault: str) -> None:
-    """The first message with a fault, or the roles."""
-    assert fault_of({"messages": messages})[0] == fault
-
-
-def test_values_in_words() -> None:
-    """Up to 40 characters, quotes counted; 200 characters of names."""
-    assert shown("a" * 38) == f'a string ("{"a" * 38}")'
-    assert shown("a" * 39) == "a string"
-    assert [shown(one) for one in (None, True, [1], b"x")] == [
-        "null",
-        "a boolean (true)",
-        "a list",
-        "of the type bytes (\"b'x'\")",
-    ]
-    assert fields_of({"a": 1, "b": 2}) == "a, b"
-    assert fields_of({"a" * 200: 1}) == "a" * 200
-    assert fields_of({"a" * 201: 1}) == "a" * 200 + "..."
-    assert fields_of("text") == ""
-    assert answer_fault({"other": 1}, ["output"]) == "has no answer to score"
-    assert answer_fault({"output": ""}, ["answer", "output"]) == "has an empty string in the field `output`"
+from treeopt.texts.prompts import Prompt, PromptSet
 
 
 def test_reasons_of_prompts_that_are_left_out_are_sorted() -> None:

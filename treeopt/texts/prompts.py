@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import reprlib
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +24,21 @@ from treeopt.models.hub import hub_reachable, looks_local, unreachable
 
 _SCHEMA = "treeopt.prompts/1"
 _REQUESTS = ("instruction", "prompt")  # fields with a request, for the chat template
-_PLAIN = "text"  # field with plain text to continue
 ANSWERS = ("output", "response", "completion", "answer")
 # Fields with the user turns of a dialogue: in the files of MT-bench and Spec-Bench; in the hub's MT-bench.
 _TURNS = ("turns", "prompt")
 _ROW_DIGITS = 8
 _TURN_DIGITS = 2
+# Rows that work, by field, in the order in which faults are named.
+_EXAMPLES = {
+    "messages": '{"messages": [{"role": "user", "content": "..."}]}',
+    "turns": '{"turns": ["...", "..."]}',
+    "instruction": '{"instruction": "..."}',
+    "prompt": '{"prompt": "..."}',
+    "text": '{"text": "..."}',
+}
+_SHOWN_FIELDS = 200  # characters of a row's field names
+_TEXT = "a text that is not empty"
 FORMATS = (".json", ".jsonl", ".txt", ".parquet")
 _MOST_ROWS = 10_000_000
 _BATCH_ROWS = 256  # of a parquet file that are unpacked at a time
@@ -164,56 +174,79 @@ def row_id(digest: str, index: int) -> str:
 def as_prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) -> Prompt:
     """The prompt in row `index` of `name`, with its answer where `answers` requires one; E302 where one is missing."""
     fields = {_REQUESTS[0]: row} if isinstance(row, str) else row if isinstance(row, dict) else {}
-    text, answer = fields.get(_PLAIN), _first_text(fields, ANSWERS)
-    turns = next(filter(None, (_turns(fields.get(name)) for name in _TURNS)), ())
-    request = _first_text(fields, _REQUESTS) or None  # an empty request does not count
-    chat = _chat(fields.get("messages"))
-    if chat is not None:
-        text = None
+    usable = {field: fields[field] for field in _EXAMPLES if field in fields and fault_of(field, fields[field]) is None}
+    turns = next((tuple(usable[field]) for field in _TURNS if isinstance(usable.get(field), (list, tuple))), ())
+    request = next((usable[field] for field in _REQUESTS if isinstance(usable.get(field), str)), None)
+    answer, chat, text = _answer(fields), None, None
+    if "messages" in usable:
+        chat = tuple(usable["messages"])
         if chat[-1]["role"] == "assistant":
             answer, chat = chat[-1]["content"], chat[:-1]
     elif turns:
-        chat, text = ({"role": "user", "content": turns[0]},), None
+        chat = _asked(turns[0])
     elif request is not None:
         extra = fields.get("input")
-        content = f"{request}\n\n{extra}" if isinstance(extra, str) and extra else request
-        chat, text = ({"role": "user", "content": content},), None
-    elif not isinstance(text, str) or not text:
-        fault, fix = fault_of(row)
-        at = f"it has: {fields_of(row)}" if isinstance(row, dict) else ""
-        raise TreeoptError(Code.PROMPTS_INVALID, f"row {index} of {name} {fault}", at=at, fix=fix)
+        chat = _asked(f"{request}\n\n{extra}" if isinstance(extra, str) and extra else request)
+    elif "text" in usable:
+        text = usable["text"]
+    else:
+        raise _no_prompt(row, f"row {index} of {name}")
     if answers and answer is None:
-        what = f"row {index} of {name} {answer_fault(fields, ANSWERS)}"
-        raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"--responses needs one of {', '.join(ANSWERS)}")
-    category = fields.get("category")
-    return Prompt(
-        prompt_id,
-        chat,
-        text,
-        answer if answers else None,
-        category=category if isinstance(category, str) else None,
-        later=turns[1:],
-    )
+        what = f"row {index} of {name} has no answer to score"
+        raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"--responses needs a text in {' or '.join(ANSWERS)}")
+    category = fields.get("category") if isinstance(fields.get("category"), str) else None
+    return Prompt(prompt_id, chat, text, answer if answers else None, category, later=turns[1:])
 
 
-def _turns(turns: Any) -> tuple[str, ...]:
-    """The user turns; empty for a value that is not a list of texts."""
-    known = isinstance(turns, (list, tuple)) and all(isinstance(turn, str) and turn for turn in turns)
-    return tuple(turns) if known else ()
+def _asked(content: str) -> tuple[Message, ...]:
+    return ({"role": "user", "content": content},)
 
 
-def _first_text(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The first of these fields with text; else an empty one; else None."""
-    texts = [fields[name] for name in names if isinstance(fields.get(name), str)]
+def _answer(fields: Mapping[str, Any]) -> str | None:
+    """The first answer with text; else an empty one; else None."""
+    texts = [fields[name] for name in ANSWERS if isinstance(fields.get(name), str)]
     return next(filter(None, texts), texts[0] if texts else None)
 
 
-def _chat(messages: Any) -> tuple[Message, ...] | None:
-    """Chat messages; None for a value that is not a list of messages with at least one of the user."""
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        return None
-    known = all(isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages)
-    return tuple(messages) if known and any(m["role"] == "user" for m in messages) else None
+def fault_of(field: str, value: Any) -> tuple[str, Any, str] | None:
+    """What makes a field unusable: its first wrong part, the value of this part, and what it must be; else None."""
+    if field == "messages":
+        return _messages_fault(value)
+    if field != "turns" and not (field == "prompt" and isinstance(value, (list, tuple))):
+        return None if isinstance(value, str) and value else (field, value, _TEXT)
+    if not isinstance(value, (list, tuple)) or not value:
+        return field, value, "a list of texts that are not empty"
+    parts = enumerate(value)
+    return next(((f"{field}[{i}]", one, _TEXT) for i, one in parts if not isinstance(one, str) or not one), None)
+
+
+def _messages_fault(messages: Any) -> tuple[str, Any, str] | None:
+    if not isinstance(messages, list) or not messages:
+        return "messages", messages, "a list of messages"
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict):
+            return f"messages[{i}]", message, "an object with `role` and `content`"
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                return f"messages[{i}].{key}", message.get(key), "a string"
+    roles = [message["role"] for message in messages]
+    return None if "user" in roles else ("messages[].role", list(dict.fromkeys(roles)), '"user" in one of them')
+
+
+def _no_prompt(row: Any, place: str) -> TreeoptError:
+    """E302 for a row without a usable field: the fault of the first field that is not null, and a row that works."""
+    if not isinstance(row, dict):
+        what = f"{place} is {reprlib.repr(row)}: it must be an object, or {_TEXT}"
+        return TreeoptError(Code.PROMPTS_INVALID, what, fix=_EXAMPLES["instruction"])
+    given = sorted((field for field in _EXAMPLES if field in row), key=lambda field: row[field] is None)
+    at = f"it has: {textwrap.shorten(', '.join(map(str, row)), _SHOWN_FIELDS)}"
+    fault = fault_of(given[0], row[given[0]]) if given else None
+    if fault is None:
+        fix = f"{_EXAMPLES['instruction']} or {_EXAMPLES['text']}"
+        return TreeoptError(Code.PROMPTS_INVALID, f"{place} has no usable field", at=at, fix=fix)
+    part, value, wanted = fault
+    what = f"{place} has {reprlib.repr(value)} in `{part}`, which must be {wanted}"
+    return TreeoptError(Code.PROMPTS_INVALID, what, at=at, fix=_EXAMPLES[given[0]])
 
 
 def _fetch_set(name: str, description: Path) -> Path:
@@ -304,110 +337,6 @@ def _read_dataset(name: str) -> tuple[str, list[Any]]:
         what = f"the data set {repository} has no split {split!r}"
         raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"it has {', '.join(names)}", fix=f"{repository}:{names[0]}")
     return hashlib.sha256(canonical_json(rows).encode()).hexdigest(), rows
-
-
-_SHOWN = 40  # characters of a value
-_SHOWN_FIELDS = 200  # characters of a row's field names
-# Rows that work, by field, in the order in which fields are read.
-_FIXES = {
-    "messages": '{"messages": [{"role": "user", "content": "..."}]}',
-    "turns": '{"turns": ["...", "..."]}',
-    "instruction": '{"instruction": "..."}',
-    "prompt": '{"prompt": "..."}',
-    "text": '{"text": "..."}',
-}
-# Names of JSON's types; other types of parquet have Python's names.
-_JSON_TYPES = {
-    bool: "a boolean",
-    int: "a number",
-    float: "a number",
-    str: "a string",
-    list: "a list",
-    dict: "an object",
-}
-
-
-def fault_of(row: Any) -> tuple[str, str]:
-    """The fault of a row that `prompts.as_prompt` cannot use, to follow "row 3 of FILE", and a row that would work."""
-    if isinstance(row, str):
-        return "is an empty string", '"Name a bird." or {"instruction": "Name a bird."}'
-    if not isinstance(row, dict):
-        return f"is {shown(row)} and must be an object or a string", '{"instruction": "Name a bird."}'
-    faults = [(_fault(name, row[name]), fix) for name, fix in _FIXES.items() if name in row]
-    not_null = [one for one in faults if " null " not in one[0]]  # unused columns of parquet are null
-    return (not_null or faults or [("has no usable field", '{"instruction": "..."} or {"text": "..."}')])[0]
-
-
-def answer_fault(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The fault of a row's answer, to follow "row 3 of FILE"."""
-    found = next((name for name in names if name in row), None)
-    return "has no answer to score" if found is None else _fault(found, row[found])
-
-
-def fields_of(row: Any) -> str:
-    """The names of a row's fields, cut at `_SHOWN_FIELDS` characters."""
-    names = ", ".join(map(str, row)) if isinstance(row, dict) else ""
-    return names if len(names) <= _SHOWN_FIELDS else f"{names[:_SHOWN_FIELDS]}..."
-
-
-def shown(value: Any) -> str:
-    """The type of a value, and the value where it is short."""
-    if value is None:
-        return "null"
-    kind = _JSON_TYPES.get(type(value), f"of the type {type(value).__name__}")
-    if isinstance(value, (list, dict)):
-        return kind
-    text = json.dumps(value, default=str)
-    return f"{kind} ({text})" if len(text) <= _SHOWN else kind
-
-
-def _fault(name: str, value: Any) -> str:
-    """The fault of a field."""
-    if name == "messages":
-        return _messages_fault(value)
-    if name == "turns" or (name == "prompt" and isinstance(value, list)):
-        return _turns_fault(name, value)
-    if value == "":
-        return f"has an empty string in the field `{name}`"
-    return f"has a field `{name}` that is {shown(value)} and must be a string"
-
-
-def _turns_fault(name: str, turns: Any) -> str:
-    """The fault of a list of user turns."""
-    if not isinstance(turns, (list, tuple)):
-        return f"has a field `{name}` that is {shown(turns)} and must be a list of strings"
-    if not turns:
-        return f"has an empty list in the field `{name}`"
-    i, turn = next((i, turn) for i, turn in enumerate(turns) if not isinstance(turn, str) or not turn)
-    if turn == "":
-        return f"has an empty string in `{name}[{i}]`"
-    return f"has a `{name}[{i}]` that is {shown(turn)} and must be a string"
-
-
-def _messages_fault(messages: Any) -> str:
-    """The fault of a list of messages."""
-    if not isinstance(messages, list):
-        return f"has a field `messages` that is {shown(messages)} and must be a list of messages"
-    if not messages:
-        return "has an empty list in the field `messages`"
-    found = next(_message_faults(messages), None)
-    if found is not None:
-        return found
-    roles = ", ".join(dict.fromkeys(json.dumps(message["role"])[:_SHOWN] for message in messages))
-    return f'has no message of the role "user" in the field `messages`: its roles are {roles}'
-
-
-def _message_faults(messages: Sequence[Any]) -> Iterator[str]:
-    """The faults of single messages."""
-    for i, message in enumerate(messages):
-        if not isinstance(message, dict):
-            yield f"has a `messages[{i}]` that is {shown(message)} and must be an object with `role` and `content`"
-            continue
-        for key in ("role", "content"):
-            if key not in message:
-                yield f"has a `messages[{i}]` without `{key}`"
-            elif not isinstance(message[key], str):
-                yield f"has a `messages[{i}].{key}` that is {shown(message[key])} and must be a string"
 
 
 @dataclass(frozen=True)
