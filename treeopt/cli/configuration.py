@@ -262,6 +262,15 @@ def _commands(group: click.Command, context: click.Context, above: str = "") -> 
             yield f"{above}{name}", command
 
 
+def command_named(name: str) -> click.Command:
+    """The command of a name such as `heads convert`."""
+    context = click.get_current_context().find_root()
+    found = dict(_commands(context.command, context))
+    if name not in found:
+        raise TreeoptError(Code.FILE_INVALID, f"this version of treeopt has no command {name!r}")
+    return found[name]
+
+
 def _unknown(key: str, known: Mapping[str, Any], what: str) -> str:
     near = difflib.get_close_matches(key, known, n=2)
     return what + (f"; did you mean {' or '.join(near)}?" if near else "")

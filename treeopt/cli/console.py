@@ -26,7 +26,7 @@ from treeopt.errors import EXIT_BUG, TreeoptError, counted, error_of, system_err
 from treeopt.files.configurations import MADE_BY
 from treeopt.progress import Progress, silent
 
-# In a context's meta: errors pass through, to the command that runs this one. True where its notes are left out, too.
+# In a context's meta: errors pass through, to the command that runs this one. False where its notes are left out, too.
 RAISING = "treeopt.raising"
 _SHOWN_SKIPPED = 5
 _BUG = "bug"  # in place of the number of an error
@@ -139,7 +139,7 @@ class Command(click.Command):
         as_json, debug = ctx.params.pop("json"), ctx.params.pop("debug")
         shown = shown_by(ctx.params)
         ctx.params["console"] = Console(as_json, configure=lambda: options | made_of(inputs), shown=shown)
-        ctx.params["console"].notes = not ctx.meta.get(RAISING)
+        ctx.params["console"].notes = ctx.meta.get(RAISING, True)
         try:
             for warning in unknown_variables(ctx):
                 ctx.params["console"].warn(warning)
@@ -183,6 +183,14 @@ class Command(click.Command):
             value = ctx.params.get(str(option.name))
             if "" in (value if isinstance(value, tuple) else (value,)):
                 raise click.BadParameter("it is empty", ctx, option)
+
+
+def run_inside(words: Sequence[str], *, notes: bool) -> None:
+    """Run a command of the program in the running one, which gets its errors; the environment sets no option."""
+    program = click.get_current_context().find_root().command
+    with program.make_context("treeopt", [*words], auto_envvar_prefix=None) as context:
+        context.meta[RAISING] = notes
+        program.invoke(context)
 
 
 def _exit_with(ctx: click.Context, report: Mapping[str, Any], as_json: bool) -> NoReturn:

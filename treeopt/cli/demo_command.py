@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import json
 import re
@@ -15,7 +14,7 @@ from typing import Any
 
 import click
 
-from treeopt.cli.console import RAISING, Console, command
+from treeopt.cli.console import Console, command, run_inside
 from treeopt.cli.options import force_option
 from treeopt.defaults import HEADS_NGRAM, NGRAM, REPORT_INPUTS_FILE
 from treeopt.errors import Code, TreeoptError
@@ -153,10 +152,7 @@ def _run(console: Console, name: str, *arguments: object) -> dict[str, Any]:
     console.say(f"$ treeopt {shlex.join([name, *texts])}")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        one: click.Command = importlib.import_module(f"treeopt.cli.{name}_command").command
-        with one.make_context(f"treeopt {name}", [*texts, "--json"]) as running:
-            running.meta[RAISING] = False
-            one.invoke(running)
+        run_inside([name, *texts, "--json"], notes=True)
     found: dict[str, Any] = json.loads(printed.getvalue() or "{}")
     return found
 

@@ -15,9 +15,9 @@ from typing import Any
 import click
 
 from treeopt.cli.checks import hashes_of
-from treeopt.cli.configuration import option_name
-from treeopt.cli.console import RAISING, Console, command
-from treeopt.errors import EXIT_BELOW, EXIT_NOT_LOSSLESS, Code, TreeoptError
+from treeopt.cli.configuration import command_named, option_name
+from treeopt.cli.console import Console, command, run_inside
+from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import (
     DEFAULTS,
     INPUTS,
@@ -27,8 +27,6 @@ from treeopt.files.configurations import (
     command_lines,
     stored_configuration,
 )
-
-Content = dict[str, Any]  # values by their place, with dots
 
 _DRAFTER_SUFFIX = ".drafter.safetensors"  # of a drafter that calibrate learned, named after the calibration
 _SHARDS = ("treeopt.shard/1", "treeopt.answers/1")
@@ -59,15 +57,17 @@ def run(console: Console, file: str, mapped: tuple[str, ...], **devices: str | N
     Exit status 0: the same bytes, or the same values but for those that follow from the clock, the machine, and names
     of files. Exit status 6: another result; the first difference is printed.
     """
-    made = _checked(Path(file), _mapping(mapped))
-    name, stored = next(one for one in made.items() if one[0] not in NO_COMMANDS)
-    arguments = [option_name(one) for one in _command(name).params if isinstance(one, click.Argument)]
-    [line] = command_lines({name: stored}, arguments=arguments)
+    made = _checked(Path(file), mapped)
+    [name] = set(made).difference(NO_COMMANDS)
+    options = {str(one.name): one for one in command_named(name).params}
+    arguments = [option_name(one) for one in options.values() if isinstance(one, click.Argument)]
+    [line] = command_lines({name: made[name]}, arguments=arguments)
     console.say(f"command   {line}")
-    with _again(console, Path(file), name, made, devices) as again:
+    given = [f"--{option_name(options[key])}={value}" for key, value in devices.items() if value and key in options]
+    with _again(console, Path(file), name, made, given) as again:
         same = _bytes(Path(file)) == _bytes(again)
         difference = None if same else _difference(Path(file), again, name)
-        machine = _machines(made, again)
+        machine = _machines(made[MADE_BY], again)
     verdict = "differs" if difference else "identical" if same else "equal"
     words = {"identical": "the same bytes", "equal": "the same values, but for the clock, the machine and names"}
     console.say(f"result    {file} is {'different' if difference else f'{verdict}: {words[verdict]}'}")
@@ -85,14 +85,6 @@ def run(console: Console, file: str, mapped: tuple[str, ...], **devices: str | N
 command = run
 
 
-def _mapping(mapped: tuple[str, ...]) -> dict[str, str]:
-    """The present names of inputs by the old ones."""
-    found = dict(text.split("=", 1) for text in mapped if "=" in text)
-    if len(found) < len(mapped) or not all([*found, *found.values()]):
-        raise click.BadParameter("OLD=NEW is needed, with two names", param_hint="--map")
-    return found
-
-
 def _mapped(value: Any, mapping: Mapping[str, str]) -> Any:
     """The value of an option with the present names of inputs, or of the folders that they are in."""
     if isinstance(value, list):
@@ -103,10 +95,13 @@ def _mapped(value: Any, mapping: Mapping[str, str]) -> Any:
     return value
 
 
-def _checked(file: Path, mapping: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def _checked(file: Path, mapped: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """The stored configuration with the present names of inputs."""
+    mapping = dict(text.split("=", 1) for text in mapped if "=" in text)
+    if len(mapping) < len(mapped) or not all([*mapping, *mapping.values()]):
+        raise click.BadParameter("OLD=NEW is needed, with two names", param_hint="--map")
     stored = stored_configuration(file)
-    if len([name for name in stored if name not in NO_COMMANDS]) != 1 or MADE_BY not in stored:
+    if len(set(stored).difference(NO_COMMANDS)) != 1 or MADE_BY not in stored:
         what = f"{file} does not store one command with the hashes of its inputs"
         lines = "; ".join(command_lines(stored))
         raise TreeoptError(Code.FILE_INVALID, what, why="another version wrote it, or Python code", fix=lines)
@@ -132,49 +127,27 @@ def _checked(file: Path, mapping: Mapping[str, str]) -> dict[str, dict[str, Any]
     return made
 
 
-def _command(name: str) -> click.Command:
-    """The command of a name such as `heads convert`."""
-    found: click.Command | None = click.get_current_context().find_root().command
-    for part in name.split():
-        found = found.get_command(click.Context(found), part) if isinstance(found, click.Group) else None
-    if found is None:
-        raise TreeoptError(Code.FILE_INVALID, f"this version of treeopt has no command {name!r}")
-    return found
-
-
 @contextlib.contextmanager
-def _again(
-    console: Console, file: Path, name: str, made: Mapping[str, Any], devices: Mapping[str, str | None]
-) -> Iterator[Path]:
+def _again(console: Console, file: Path, name: str, made: Mapping[str, Any], devices: list[str]) -> Iterator[Path]:
     """Run the command again; yields what is to be compared, which is deleted at the end.
 
     Files name their drafter relative to their folder, so the new file lies in the folder of the old one.
     """
     content = _content(file)
-    place = file.resolve().parent
-    adapter = (file / "adapter_config.json").is_file()
-    folder = Path(tempfile.mkdtemp(prefix=".treeopt-again-", dir=place.parent if adapter else place))
+    folder = Path(tempfile.mkdtemp(prefix=".treeopt-again-", dir=file.resolve().parent))
     try:
-        words, target = _outputs(file, name, content, folder, adapter)
-        result = _is_result(file)
-        if result:
-            words = ["--json", *words]
-            if name == "generate":  # the prompt may have come from standard input
-                made[name].setdefault("prompt", content.get("prompt"))
+        outputs, target = _outputs(file, name, content, folder)
+        if _is_result(file) and name == "generate":  # the prompt may have come from standard input
+            made[name].setdefault("prompt", content.get("prompt"))
         options = folder / "options.json"
         options.write_text(json.dumps({one: made[one] for one in (name, DEFAULTS) if one in made}))
-        taken = {str(one.name): option_name(one) for one in _command(name).params}
-        words += [
-            word for key, value in devices.items() if value and key in taken for word in (f"--{taken[key]}", value)
-        ]
         threads = made[MADE_BY].get("threads")
         if isinstance(threads, int) and 0 < threads <= _MOST_THREADS:
             import torch
 
             torch.set_num_threads(threads)  # sums depend on it
-        printed = _run(console, name, ["--config", str(options), *words], keep=result)
-        if result:
-            target = folder / file.name
+        printed = _printed(console, name, ["--config", str(options), *outputs, *devices], keep="--json" in outputs)
+        if _is_result(file):
             target.write_text(printed)
         yield target
     finally:
@@ -187,49 +160,34 @@ def _is_result(file: Path) -> bool:
     return file.suffix == ".json" and not Path(f"{file}.treeopt.yaml").exists()
 
 
-def _outputs(file: Path, name: str, content: Content, folder: Path, adapter: bool) -> tuple[list[str], Path]:
+def _outputs(file: Path, name: str, content: Mapping[str, Any], folder: Path) -> tuple[list[str], Path]:
     """The options of the outputs, and the file or folder among them that is compared."""
-    inside, beside = folder / file.name, folder.with_name(f"{folder.name}.{file.name}")
-    options = {str(one.name) for one in _command(name).params}
-    if adapter:
+    inside = folder / file.name
+    if (file / "adapter_config.json").is_file() or (name == "heads convert" and file.is_file()):
         return ["-o", str(folder / "heads")], folder / "heads" / file.name
     if (file / "treeopt.json").is_file() and (file / "config.json").is_file():
         return ["-o", str(folder / "heads"), "--merge", str(inside)], inside
-    if name == "heads convert" and file.is_file():
-        return ["-o", str(folder / "out")], folder / "out" / file.name
     if name == "calibrate" and file.name.endswith(_DRAFTER_SUFFIX):
         return ["-o", str(inside.with_name(inside.name.replace(_DRAFTER_SUFFIX, ".safetensors")))], inside
     if _is_result(file):
-        named = str(content.get("output") or "output")
-        return ["-o", str(folder / Path(named).name)] if "output" in options and content.get("output") else [], inside
+        named = content.get("output")
+        return ["--json", *(["-o", str(folder / Path(str(named)).name)] if named else [])], inside
     shard = ["--shard", f"{content['shard']}/{content['shards']}"] if content.get("schema") in _SHARDS else []
     learned = content.get("provenance.drafter") == f"{file.stem}{_DRAFTER_SUFFIX}"
-    target = inside if learned else beside
+    target = inside if learned else folder.with_name(f"{folder.name}.{file.name}")
     return [*shard, "--output", str(target)], target
 
 
-def _run(console: Console, name: str, words: list[str], *, keep: bool) -> str:
-    """Run a command in this process; returns its standard output, which is kept where only its status is an error."""
+def _printed(console: Console, name: str, words: list[str], *, keep: bool) -> str:
+    """The standard output of a command, which is kept where only its status is an error."""
     words = [*words, *(["--quiet"] if console.quiet else []), *(["--no-progress"] if console.shown.no_progress else [])]
-    context = click.Context(click.get_current_context().find_root().command, info_name="treeopt")
-    context.meta[RAISING] = True
-    *groups, last = name.split()
-    for group in groups:
-        context = click.Context(_command(group), info_name=group, parent=context)
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        try:
-            with _command(name).make_context(last, words, parent=context) as running:
-                running.command.invoke(running)
-        except click.exceptions.Exit:  # after the result
-            if not (keep and printed.getvalue()):
-                raise
-        except click.ClickException as error:
-            what = f"treeopt {name} does not take the stored options: {error.format_message()}"
-            raise TreeoptError(Code.FILE_INVALID, what, why="another version of treeopt wrote the file") from error
-        except TreeoptError as error:
-            if not (keep and printed.getvalue() and error.exit_status in (EXIT_NOT_LOSSLESS, EXIT_BELOW)):
-                raise
+    try:
+        with contextlib.redirect_stdout(printed):
+            run_inside([*name.split(), *words], notes=False)
+    except (click.exceptions.Exit, TreeoptError):  # after the result
+        if not (keep and printed.getvalue()):
+            raise
     return printed.getvalue()
 
 
@@ -243,17 +201,12 @@ def _difference(old: Path, new: Path, name: str) -> dict[str, Any] | None:
     return None
 
 
-def _machines(made: Mapping[str, Any], again: Path) -> list[str]:
+def _machines(before: Mapping[str, Any], again: Path) -> list[str]:
     """What else the new file was made with: versions and threads, which round differently."""
-    try:
+    with contextlib.suppress(TreeoptError):  # a file with a note beside it
         now = stored_configuration(again).get(MADE_BY, {})
-    except TreeoptError:  # a file with a note beside it
-        return []
-    return [
-        f"{name} was {made[MADE_BY].get(name)}, is {now.get(name)}"
-        for name in now
-        if now[name] != made[MADE_BY].get(name)
-    ]
+        return [f"{one} was {before.get(one)}, is {now[one]}" for one in now if now[one] != before.get(one)]
+    return []
 
 
 def _bytes(path: Path) -> dict[str, bytes]:
@@ -262,43 +215,31 @@ def _bytes(path: Path) -> dict[str, bytes]:
     return {"" if one == path else str(one.relative_to(path)): one.read_bytes() for one in files}
 
 
-def _content(path: Path) -> Content:
-    """The values of a file, or of the files of a folder, by their place; of an array its form and its hash."""
-    return {
-        f"{name}.{place}" if name else place: part
-        for name, raw in _bytes(path).items()
-        for place, part in _values(path / name if name else path, raw).items()
-    }
+def _content(path: Path) -> dict[str, Any]:
+    """The values of a file, or of the files of a folder, by their place with dots."""
+    return _flat({name: _values(path / name, raw) for name, raw in _bytes(path).items()})
 
 
-def _values(path: Path, raw: bytes) -> Content:
-    length = int.from_bytes(raw[:8], "little")
+def _values(path: Path, raw: bytes) -> Any:
+    """The data of a file; of arrays their forms and a hash, and of a text its lines."""
     try:
-        if raw[8:9] == b"{" and length <= len(raw):
-            return _flat(_tensors(raw, length))
+        if raw[8:9] == b"{":
+            end = 8 + int.from_bytes(raw[:8], "little")
+            header = json.loads(raw[8:end])
+            ours = json.loads(header.pop("__metadata__", {}).get("treeopt", "{}"))
+            return {**ours, **header, "arrays": hashlib.sha256(raw[end:]).hexdigest()}
         if path.suffix in (".yaml", ".yml"):
             from treeopt.files import strict_yaml
 
-            return _flat(strict_yaml.load(path).data)
-        text = raw.decode()
+            return strict_yaml.load(path).data
         if path.suffix == ".json":
-            return _flat(json.loads(text))
-        lines = [line for line in text.splitlines() if not line.startswith(_COMMENTS)]
-        return {f"line {i}": line for i, line in enumerate(lines, start=1)}
+            return json.loads(raw)
+        return [line for line in raw.decode().splitlines() if not line.startswith(_COMMENTS)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # another format
         return {"bytes": hashlib.sha256(raw).hexdigest()}
 
 
-def _tensors(raw: bytes, length: int) -> Any:
-    header = json.loads(raw[8 : 8 + length])
-    ours = json.loads(header.pop("__metadata__", {}).get("treeopt", "{}"))
-    for name, one in sorted(header.items()):
-        begin, end = (8 + length + offset for offset in one["data_offsets"])
-        ours[name] = f"{one['dtype']} {one['shape']} {hashlib.sha256(raw[begin:end]).hexdigest()}"
-    return ours
-
-
-def _flat(data: Any, place: str = "") -> Content:
+def _flat(data: Any, place: str = "") -> dict[str, Any]:
     """The values of nested data by their place; rows of compare that are chosen by seconds are left out."""
     if isinstance(data, dict) and str(data.get("method", "")).endswith(_FASTEST):
         return {}
