@@ -16,6 +16,8 @@ from treeopt.models.base import Base
 from treeopt.policy import TreePolicy
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import answer_logits, hidden_states
+from treeopt.train.lora import adapted
+from treeopt.train.settings import JointSettings
 from treeopt.tree import Tree
 
 TEXT = Text("set:0", [3, 8, 5], [9, 2, 7])
@@ -77,6 +79,9 @@ def test_states_that_the_lm_head_does_not_read_are_refused() -> None:
         decoder = TreeDecoder(base, heads, plan, drafter=drafter)
         with pytest.raises(TreeoptError, match="hidden states"):
             decoder.generate([3, 8, 5], 4)
+    with pytest.raises(TreeoptError, match="hidden states") as caught:  # stage 2 of training
+        adapted(base, JointSettings())
+    assert caught.value.code is Code.NO_TREES
     assert len(TreeDecoder(base, None, Tree(())).generate([3, 8, 5], 4).tokens) == 4
 
 
