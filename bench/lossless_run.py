@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import traceback
 import warnings
 
@@ -13,7 +14,7 @@ from lossless_drafters import source_of
 from lossless_stock import model_of, options_of, padded_on_the_left, padding_is_neutral, stock, up_to_end
 
 from treeopt.decode.decoder import TreeDecoder, advance
-from treeopt.decode.draft_metrics import Decoded
+from treeopt.decode.draft_metrics import Decoded, Step
 from treeopt.decode.generate import tree_generate
 from treeopt.decode.rules import Sample, Typical
 from treeopt.drafting.plans import TreeSource
@@ -113,13 +114,16 @@ def _generated(case: Case, base: Base, source: TreeSource, prompts: list[list[in
             **options_of(case),
         )
     texts = [up_to_end(row[ids.shape[1] :].tolist(), base) for row in out.sequences]
-    made = zip(texts, out.step_lengths, strict=True)
-    return [Decoded(text, list(steps), tree_depth=source.depth) for text, steps in made]
+    made = []
+    for text, lengths in zip(texts, out.step_lengths, strict=True):
+        tokens = iter(text)
+        made.append(Decoded([Step(itertools.islice(tokens, length)) for length in lengths], source.depth))
+    return made
 
 
 def _interleaved(decoder: TreeDecoder, prompts: list[list[int]], new: int) -> list[Decoded]:
     """Several texts in progress on one decoder, a step of each in turn."""
-    made = [Decoded([], [], tree_depth=decoder.trees.depth) for _ in prompts]
+    made = [Decoded([], decoder.trees.depth) for _ in prompts]
     going = dict(enumerate(decoder.start(prompt, new) for prompt in prompts))
     while going:
         for row, steps in list(going.items()):
@@ -127,14 +131,13 @@ def _interleaved(decoder: TreeDecoder, prompts: list[list[int]], new: int) -> li
             if step is None:
                 del going[row]
             else:
-                made[row].tokens.extend(step)
-                made[row].step_lengths.append(len(step))
+                made[row].steps.append(step)
     return made
 
 
 def _rewound(decoder: TreeDecoder, prompts: list[list[int]], new: int) -> list[Decoded]:
     """A batch whose first two steps are undone and made again."""
-    made = [Decoded([], [], tree_depth=decoder.trees.depth) for _ in prompts]
+    made = [Decoded([], decoder.trees.depth) for _ in prompts]
     rows = decoder.prefill(prompts, new)
     mark = rows.mark()
     for _ in range(2):
@@ -142,8 +145,7 @@ def _rewound(decoder: TreeDecoder, prompts: list[list[int]], new: int) -> list[D
     rows.rewind(mark)
     for steps in advance(decoder, rows, dict.fromkeys(rows.indices, new), frozenset(decoder.base.eos_ids)):
         for row, step in steps.items():
-            made[row].tokens.extend(step)
-            made[row].step_lengths.append(len(step))
+            made[row].steps.append(step)
     return made
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from treeopt.calibrate.pipeline import as_calibration
 from treeopt.calibration import Provenance
-from treeopt.decode.decoder import Decoded, TreeDecoder
+from treeopt.decode.decoder import Decoded, Step, TreeDecoder
 from treeopt.drafting.heads import HeadsSession
 from treeopt.drafting.interface import Drafts
 from treeopt.drafting.trace import TextTraces
@@ -355,7 +355,7 @@ def test_generate_predicted_steps_end_of_text(
 
 def test_decoded_tokens_per_step() -> None:
     """tau of one text is its tokens over its steps."""
-    assert Decoded([5, 6, 7, 8, 9, 1], [3, 1, 2]).tokens_per_step == 2.0
+    assert Decoded([Step([5, 6, 7]), Step([8]), Step([9, 1])]).tokens_per_step == 2.0
 
 
 def test_own_generation_rules_are_set_aside() -> None:

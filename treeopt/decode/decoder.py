@@ -22,13 +22,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treeopt.decode.draft_metrics import Decoded, Step
-from treeopt.decode.plans import GivenPlan, as_plan, as_plan_for
+from treeopt.decode.plans import GivenPlan, as_plan, as_plan_for, as_record
 from treeopt.decode.rules import NOT_A_NUMBER, Greedy, Rule
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import AcceptedPart, Drafts, Proposer, ProposerSession
 from treeopt.drafting.plans import TreeSource, trees_for, untrained
 from treeopt.errors import Code, TreeoptError, first_line
-from treeopt.files.drafters import load_drafter
 from treeopt.models.base import Base, shown_name
 from treeopt.models.given import GivenModel, as_draft
 from treeopt.models.heads import MedusaHeads
@@ -41,9 +40,11 @@ from treeopt.verify.session import Session, TreeForward
 class Rows:
     """Texts in progress; made by `TreeDecoder.prefill`, advanced by `TreeDecoder.step`.
 
-    Attributes:     indices: the prompt of each row.     roots: each row's next token, chosen but not yet emitted; the
-    next step emits it first. `root` is the same as int64 [B] on the model's device, and `hidden` float [B, d] the
-    states that chose them.
+    Attributes:
+        indices: the prompt of each row.
+        roots: each row's next token, chosen but not yet emitted; the next step emits it first.
+        root: the same as int64 [B] on the model's device.
+        hidden: float [B, d], the states that chose them.
     """
 
     def __init__(
@@ -68,8 +69,7 @@ class Rows:
     def advance_(self, drafts: Drafts, verified: tuple[Tensor, Tensor], node: Tensor, root: Tensor) -> list[Step]:
         """Keep each row's path to the accepted node int64 [B], and continue with the roots int64 [B] chosen after it.
 
-        Verified are logits [B, N, V] and hidden states [B, N, d] of all nodes. One synchronisation with the device.
-        Returns each row's old root and accepted drafts, with the number of its draft tokens.
+        Verified are logits [B, N, V] and hidden states [B, N, d] of all nodes. Returns the step of each row.
         """
         logits, hidden = verified
         self.hidden = _at(hidden, node)
@@ -82,12 +82,12 @@ class Rows:
             parts.append(observed)
         host = torch.cat([part.int() for part in parts], dim=1).numpy(force=True)  # the only transfer to the host
         numbers: list[list[int]] = host[:, :columns].tolist()
-        roots = [row[0] for row in numbers]
         if one_node:
-            known, emitted = [[ROOT]] * len(roots), [Step([old]) for old in self.roots]
+            known, emitted = [[ROOT]] * len(numbers), [Step([old]) for old in self.roots]
         else:
             known, emitted = _emitted(numbers, paths.shape[1], drafts)
         self.session.keep(known, paths)
+        roots = [row[0] for row in numbers]
         new = [[*step[1:], next_root] for step, next_root in zip(emitted, roots, strict=True)]
         self.drafting.keep(AcceptedPart(new, paths, logits, hidden, drafts))
         if observed is not None:
@@ -119,10 +119,8 @@ class Rows:
     def check(self, base: Base) -> None:
         """Raise E504, which names the base, where a row's next token was chosen from scores that are not finite."""
         if NOT_A_NUMBER in self.roots:
-            row = self.roots.index(NOT_A_NUMBER)
-            where = f"prompt {self.indices[row]}, after {self.session.lengths[row]} tokens of prompt and text"
-            error = base.not_finite("logits")
-            error.at = where
+            row, error = self.roots.index(NOT_A_NUMBER), base.not_finite("logits")
+            error.at = f"prompt {self.indices[row]}, after {self.session.lengths[row]} tokens of prompt and text"
             raise error
 
 
@@ -136,10 +134,12 @@ def _at(states: Tensor, node: Tensor) -> Tensor:
 
 
 def _of_step(drafts: Drafts, paths: Tensor, root: Tensor) -> list[Tensor]:
-    """The columns that the host reads: next root, accepted path, its tokens, and `_lost` where nodes are void."""
+    """The columns that the host reads: next root, accepted path, its tokens and, where some nodes are void, the number
+    of those that no rule can accept: the void ones and all below them.
+    """
     tokens = drafts.tokens.gather(1, paths.clamp(min=0))
-    lost = [] if drafts.void is None else [_lost(drafts.tree, drafts.void)]
-    return [root[:, None], paths, tokens, *lost]
+    void = [] if drafts.void is None else [drafts.tree.along_paths(drafts.void.float())]
+    return [root[:, None], paths, tokens, *((above > 0).sum(1, keepdim=True) for above in void)]
 
 
 def _emitted(rows: list[list[int]], width: int, drafts: Drafts) -> tuple[list[list[int]], list[Step]]:
@@ -151,11 +151,6 @@ def _emitted(rows: list[list[int]], width: int, drafts: Drafts) -> tuple[list[li
         for row, path in zip(rows, known, strict=True)
     ]
     return known, steps
-
-
-def _lost(tree: Buffers, void: Tensor) -> Tensor:
-    """int64 [B, 1]: each row's nodes that are void or below a void node, which no rule can accept."""
-    return (tree.along_paths(void.float()) > 0).sum(1, keepdim=True)
 
 
 Prompt = Tensor | Sequence[int]
@@ -240,14 +235,10 @@ class TreeDecoder:
             ValueError: where the ids are not token ids of the model.
         """
         prompts, alone = _prompts(ids, self.base)
-        if not prompts:
-            return []
-        made = [Decoded([], [], tree_depth=self.trees.depth) for _ in prompts]
-        for step in self.start_all(prompts, max_new_tokens):
+        made = [Decoded([], self.trees.depth) for _ in prompts]
+        for step in self.start_all(prompts, max_new_tokens) if prompts else ():
             for index, tokens in step.items():
-                made[index].tokens.extend(tokens)
-                made[index].step_lengths.append(len(tokens))
-                made[index].step_draft_tokens.append(tokens.num_draft_tokens)
+                made[index].steps.append(tokens)
         return made[0] if alone else made
 
     def start(self, ids: Prompt, max_new_tokens: int) -> Iterator[Step]:
@@ -275,16 +266,12 @@ class TreeDecoder:
         prompts, _ = _prompts(ids, self.base)
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, Integral):
             raise ValueError(f"max_new_tokens is {max_new_tokens!r}, not a whole number")
-        if max_new_tokens < 1:
-            raise TreeoptError(
-                Code.CONTEXT_FULL, f"max_new_tokens is {max_new_tokens}", fix="generate at least one token"
-            )
-        if not prompts:
-            raise TreeoptError(Code.CONTEXT_FULL, "no prompt is given", fix="give at least one")
+        if max_new_tokens < 1 or not prompts:
+            what = f"max_new_tokens is {max_new_tokens}" if prompts else "no prompt is given"
+            raise TreeoptError(Code.CONTEXT_FULL, what, fix="give at least one prompt, and generate one token or more")
         session, logits, hidden = self.forward.begin(prompts, max_new_tokens)
-        seed, generator = self.acceptance.seed, None
-        if seed is not None:
-            generator = torch.Generator(self.base.device).manual_seed(seed)
+        seed = self.acceptance.seed
+        generator = None if seed is None else torch.Generator(self.base.device).manual_seed(seed)
         root = self.acceptance.first(logits, generator)
         roots: list[int] = root.tolist()
         window = self.trees.window
@@ -327,23 +314,19 @@ def _trees(
     drafter: Drafter | Proposer | str | os.PathLike[str] | None,
     draft: Base | None,
 ) -> TreeSource:
-    live = drafter is not None and not isinstance(drafter, _RECORDS)  # a Proposer
+    live = not isinstance(drafter, (*_RECORDS, NoneType))  # a Proposer
     if draft is not None and (isinstance(tree, TreeSource) or live or (drafter is None and tree is None)):
         raise ValueError("a draft model belongs to the record of a drafter: give drafter= as well (treeopt learn)")
     if isinstance(tree, TreeSource):
         return tree
     if tree is None and drafter is None and heads is None:
         return trees_for(base, None, *untrained(base))
-    if drafter is not None and not isinstance(drafter, _RECORDS):
-        if tree is None:
-            raise ValueError("a Proposer recommends no tree: give tree= as well")
-        plan = tree if isinstance(tree, Buffers) else as_plan(tree)
-        return trees_for(base, heads, plan, drafter)
-    if isinstance(tree, Buffers):
-        record = load_drafter(drafter) if isinstance(drafter, (str, os.PathLike)) else drafter
-        return trees_for(base, heads, tree, record, draft)
-    plan, record = as_plan_for(tree, drafter)
-    return trees_for(base, heads, plan, record, draft)
+    if isinstance(drafter, _RECORDS) or drafter is None:
+        plan, record = (tree, as_record(drafter)) if isinstance(tree, Buffers) else as_plan_for(tree, drafter)
+        return trees_for(base, heads, plan, record, draft)
+    if tree is None:
+        raise ValueError("a Proposer recommends no tree: give tree= as well")
+    return trees_for(base, heads, tree if isinstance(tree, Buffers) else as_plan(tree), drafter)
 
 
 def advance(decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozenset[int]) -> Iterator[dict[int, Step]]:
@@ -352,10 +335,7 @@ def advance(decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozens
     `left` has each prompt's remaining budget, decreased in place; the caller sets it to 0 to end a text between steps.
     Tokens of `eos` end a text.
     """
-    while True:
-        rows.keep([row for row, i in enumerate(rows.indices) if left[i] > 0])
-        if not rows.indices:
-            return
+    while rows.indices:
         rows.check(decoder.base)
         # A root that is the last token needs no verification.
         roots = dict(zip(rows.indices, rows.roots, strict=True))
@@ -367,6 +347,7 @@ def advance(decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozens
                 emitted[i] = _cut(tokens, left[i], eos)
                 left[i] = 0 if emitted[i][-1] in eos else left[i] - len(emitted[i])
         yield emitted
+        rows.keep([row for row, i in enumerate(rows.indices) if left[i] > 0])
 
 
 def _cut(tokens: Step, left: int, eos: frozenset[int]) -> Step:
@@ -376,10 +357,10 @@ def _cut(tokens: Step, left: int, eos: frozenset[int]) -> Step:
 
 def _prompts(ids: Prompt | Sequence[Prompt], base: Base) -> tuple[list[Tensor], bool]:
     """The prompts as int64 [T] each on the model's device, and whether `ids` is a single prompt."""
-    if not isinstance(ids, Tensor) and (isinstance(ids, (str, bytes)) or not hasattr(ids, "__len__")):
-        raise ValueError(f"a prompt is token ids, not {type(ids).__name__}")
     if isinstance(ids, Tensor):
         alone = ids.ndim != 2 or len(ids) == 1
+    elif isinstance(ids, (str, bytes)) or not hasattr(ids, "__len__"):
+        raise ValueError(f"a prompt is token ids, not {type(ids).__name__}")
     elif len(ids):
         alone = not any(isinstance(one, Sequence) or getattr(one, "ndim", 0) for one in ids)
     else:
@@ -389,7 +370,6 @@ def _prompts(ids: Prompt | Sequence[Prompt], base: Base) -> tuple[list[Tensor], 
 
 
 def _one_prompt(ids: Prompt, base: Base) -> Tensor:
-    """The ids as int64 [T] on the model's device; ValueError where they are not token ids of one text."""
     try:
         prompt = torch.as_tensor(ids, device=base.device)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

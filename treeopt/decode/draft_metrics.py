@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
 class Step(list[int]):
     """The tokens of one step of one text: its root and the accepted drafts.
 
-    Args:
-        tokens: the tokens.
-        num_draft_tokens: drafts verified by the step's forward, the rejected ones included. The root, void nodes
-            (without a draft) and nodes below them, which cannot be accepted, are not counted. 0 where the step has no
-            forward.
+    `num_draft_tokens` counts the drafts that its forward verified, rejected ones included, but no root, void nodes
+    (without a draft) and nodes below them; 0 where the step has no forward.
     """
 
     def __init__(self, tokens: Iterable[int] = (), num_draft_tokens: int = 0) -> None:
@@ -23,7 +20,6 @@ class Step(list[int]):
         self.num_draft_tokens = num_draft_tokens
 
     def cut(self, length: int) -> Step:
-        """The first `length` tokens; the drafts of the others were verified all the same."""
         return Step(self[:length], self.num_draft_tokens)
 
 
@@ -48,21 +44,18 @@ class DraftMetrics:
 
     @classmethod
     def of_steps(cls, step_lengths: Iterable[int], step_draft_tokens: Iterable[int], depth: int) -> DraftMetrics:
-        """The metrics of one text, from the tokens of each step, root included, and the draft tokens that each
-        verified.
+        """The metrics of one text, from the tokens of each step, root included, and the drafts that each verified.
 
         `depth` is D, the greatest number of drafts that a step can accept. ValueError where a step has no token, or
         more than its drafts and the root.
         """
-        histogram, num_steps, num_draft_tokens = [0] * (depth + 1), 0, 0
-        for length, drafted in zip(step_lengths, step_draft_tokens, strict=True):
+        steps = list(zip(step_lengths, step_draft_tokens, strict=True))
+        histogram = [0] * (depth + 1)
+        for length, drafted in steps:
             if not 1 <= length <= drafted + 1:
                 raise ValueError(f"a step of {length} tokens verified {drafted} draft tokens")
-            num_steps += 1
-            num_draft_tokens += drafted
-            if drafted:
-                histogram[length - 1] += 1
-        return cls(num_steps, num_draft_tokens, tuple(histogram))
+            histogram[length - 1] += drafted > 0
+        return cls(len(steps), sum(drafted for _, drafted in steps), tuple(histogram))
 
     @classmethod
     def total(cls, parts: Iterable[DraftMetrics]) -> DraftMetrics:
@@ -97,14 +90,9 @@ class DraftMetrics:
 
     def as_dict(self) -> dict[str, Any]:
         """The six metrics by name, for JSON."""
-        return {
-            "num_drafts": self.num_drafts,
-            "num_draft_tokens": self.num_draft_tokens,
-            "num_accepted_tokens": self.num_accepted_tokens,
-            "draft_acceptance_rate": self.draft_acceptance_rate,
-            "mean_acceptance_length": self.mean_acceptance_length,
-            "acceptance_histogram": list(self.acceptance_histogram),
-        }
+        names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "draft_acceptance_rate")
+        found = {name: getattr(self, name) for name in (*names, "mean_acceptance_length")}
+        return {**found, "acceptance_histogram": list(self.acceptance_histogram)}
 
 
 @dataclass(frozen=True)
@@ -112,20 +100,29 @@ class Decoded:
     """A generated text.
 
     Args:
-        tokens: of the text.
-        step_lengths: the number of tokens of each step.
-        step_draft_tokens: the number of drafts that each step verified; 0 where it verified none.
+        steps: the tokens of each step.
         tree_depth: D, the greatest number of drafts that a step can accept.
     """
 
-    tokens: list[int]
-    step_lengths: list[int]
-    step_draft_tokens: list[int] = field(default_factory=list)
+    steps: list[Step]
     tree_depth: int = 0
 
     @property
+    def tokens(self) -> list[int]:
+        return list(itertools.chain.from_iterable(self.steps))
+
+    @property
+    def step_lengths(self) -> list[int]:
+        return list(map(len, self.steps))
+
+    @property
+    def step_draft_tokens(self) -> list[int]:
+        """The number of drafts that each step verified."""
+        return [step.num_draft_tokens for step in self.steps]
+
+    @property
     def tokens_per_step(self) -> float:
-        return len(self.tokens) / len(self.step_lengths)
+        return sum(self.step_lengths) / len(self.steps)
 
     @property
     def draft_metrics(self) -> DraftMetrics:

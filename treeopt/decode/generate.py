@@ -31,7 +31,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
 from transformers.generation.streamers import BaseStreamer
 
-from treeopt.decode.decoder import Rows, TreeDecoder, advance
+from treeopt.decode.decoder import TreeDecoder, advance
 from treeopt.decode.draft_metrics import DraftMetrics, Step
 from treeopt.decode.plans import GivenPlan
 from treeopt.decode.processors import Processed, check_processors
@@ -59,16 +59,12 @@ _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidde
 class BorrowedBase(Base):
     """A `Base` that does not keep its model alive; whoever uses it holds the model."""
 
-    _model: weakref.ref[PreTrainedModel]
-
     def __init__(self, model: PreTrainedModel) -> None:
-        fields = {"_model": weakref.ref(model), "tokenizer": None, "name": shown_name(model), "notes": ()}
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)  # the record is frozen
+        vars(self).update(_model=weakref.ref(model), tokenizer=None, name=shown_name(model), notes=())
 
     @property
     def model(self) -> PreTrainedModel:
-        found = self._model()
+        found: PreTrainedModel | None = vars(self)["_model"]()
         assert found is not None, "the model was deleted"
         return found
 
@@ -86,12 +82,9 @@ def kept_decoder(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any, dr
     if not isinstance(tree, (str, os.PathLike, Tree, TreePolicy, Buffers, TreeSource, NoneType)):
         tree = as_tree(tree)
     key = _key(model, heads, tree, drafter, draft)
-    if key is None:
-        yield TreeDecoder(model, heads, tree, drafter=drafter, draft=draft)
-        return
     with _kept_lock:
-        mine = _kept.setdefault(model, [])
-        mine[:] = [one for one in mine if one[0][0] == key[0]]  # no call can use those of another dtype or device
+        mine = [] if key is None else _kept.setdefault(model, [])
+        mine[:] = [one for one in mine if key and one[0][0] == key[0]]  # no call can use those of another dtype
         place = next((i for i, one in enumerate(mine) if one[0] == key), None)
         decoder = None if place is None else mine.pop(place)[1]
     if decoder is None:
@@ -108,9 +101,8 @@ def _key(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any, draft: Any
     Trees are the same by their values, files by their time and size, heads and compiled trees while their tensors are
     not written to, and everything else by identity.
     """
-    known_drafter = isinstance(drafter, (Drafter, str, os.PathLike, NoneType))
-    by_itself = getattr(draft, "model", draft) is model
-    if by_itself or isinstance(tree, TreeSource) or not known_drafter or not isinstance(heads, (nn.Module, NoneType)):
+    known = isinstance(drafter, (Drafter, str, os.PathLike, NoneType)) and isinstance(heads, (nn.Module, NoneType))
+    if not known or isinstance(tree, TreeSource) or getattr(draft, "model", draft) is model:
         return None
     tensors = list(heads.parameters()) if isinstance(heads, nn.Module) else []
     if isinstance(tree, Buffers):
@@ -143,22 +135,19 @@ class TreeGenerateOutput(GenerateDecoderOnlyOutput):
         tree_depth: D, the greatest number of drafts that a step can accept.
     """
 
-    step_lengths: tuple[tuple[int, ...], ...] | None = None
-    step_draft_tokens: tuple[tuple[int, ...], ...] | None = None
-    tree_depth: int | None = None
+    # Always set; the class of transformers demands that defaults are None.
+    step_lengths: tuple[tuple[int, ...], ...] = None  # type: ignore[assignment]
+    step_draft_tokens: tuple[tuple[int, ...], ...] = None  # type: ignore[assignment]
+    tree_depth: int = None  # type: ignore[assignment]
 
     @property
     def tokens_per_step(self) -> float:
         """tau of the batch: all tokens over all steps."""
-        assert self.step_lengths is not None
         return sum(map(sum, self.step_lengths)) / sum(map(len, self.step_lengths))
 
     @property
     def draft_metrics(self) -> DraftMetrics:
         """Verified and accepted drafts of the batch; `DraftMetrics.of_steps` gives those of a row."""
-        assert self.step_lengths is not None
-        assert self.step_draft_tokens is not None
-        assert self.tree_depth is not None
         rows = zip(self.step_lengths, self.step_draft_tokens, strict=True)
         return DraftMetrics.total(DraftMetrics.of_steps(*row, self.tree_depth) for row in rows)
 
@@ -228,30 +217,17 @@ def tree_generate(
         budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
         rows = decoder.prefill(prompts, budget)
         text = _Output(input_ids, criteria, config, budget, text_streamer)
-        _decode(decoder, rule, rows, text, budget)
-        depth = decoder.trees.depth
+        rule.follow(rows, text.eos)
+        left = dict.fromkeys(rows.indices, budget)
+        for emitted in advance(decoder, rows, left, text.eos):
+            for row, tokens in emitted.items():
+                rule.texts[row] += tokens
+                text.add(row, tokens)
+            text.publish()
+            left.update(dict.fromkeys(text.done, 0))
     if text_streamer is not None:
         text_streamer.end()
-    if not config.return_dict_in_generate:
-        return text.ids.contiguous()
-    steps = text.steps
-    return TreeGenerateOutput(
-        sequences=text.ids.contiguous(),
-        step_lengths=tuple(tuple(map(len, row)) for row in steps),
-        step_draft_tokens=tuple(tuple(step.num_draft_tokens for step in row) for row in steps),
-        tree_depth=depth,
-    )
-
-
-def _decode(decoder: TreeDecoder, rule: Processed, rows: Rows, text: _Output, budget: int) -> None:
-    rule.follow(rows, text.eos)
-    left = dict.fromkeys(rows.indices, budget)
-    for emitted in advance(decoder, rows, left, text.eos):
-        for row, tokens in emitted.items():
-            rule.texts[row] += tokens
-            text.add(row, tokens)
-        text.publish()
-        left.update(dict.fromkeys(text.done, 0))
+    return text.record(decoder.trees.depth) if config.return_dict_in_generate else text.ids.contiguous()
 
 
 class _Output:
@@ -271,8 +247,7 @@ class _Output:
         found = [one.eos_token_id for one in criteria if hasattr(one, "eos_token_id")]
         self.eos = frozenset(token for ids in found for token in ids.tolist())
         self._ended: set[int] = set()  # rows ended by a criterion
-        self._filled = prompts.shape[1]
-        self._prompt = prompts.shape[1]
+        self._filled = self._prompt = prompts.shape[1]
         self._ids = torch.cat([prompts, prompts.new_zeros(len(prompts), budget)], dim=1)
         self._criteria = criteria
         # As in stock `generate`: without an end token, rows that a criterion has ended continue until all have ended.
@@ -293,16 +268,18 @@ class _Output:
         over = self._pad is not None or len(self._ended) == len(self._tokens)
         return self._ended if over else set()
 
-    @property
-    def steps(self) -> list[list[Step]]:
-        """Each row's steps, up to the row's end."""
+    def record(self, depth: int) -> TreeGenerateOutput:
+        """The output with each row's steps, up to the row's end."""
         made: list[list[Step]] = []
         for steps, length in zip(self._steps, self._lengths, strict=True):
-            begins = itertools.accumulate(map(len, steps), initial=0)
-            made.append(
-                [step.cut(length - begin) for step, begin in zip(steps, begins, strict=False) if begin < length]
-            )
-        return made
+            pairs = zip(steps, itertools.accumulate(map(len, steps), initial=0), strict=False)
+            made.append([step.cut(length - begin) for step, begin in pairs if begin < length])
+        return TreeGenerateOutput(
+            sequences=self.ids.contiguous(),
+            step_lengths=tuple(tuple(map(len, row)) for row in made),
+            step_draft_tokens=tuple(tuple(step.num_draft_tokens for step in row) for row in made),
+            tree_depth=depth,
+        )
 
     def add(self, row: int, step: Step) -> None:
         self._tokens[row].extend(step)
@@ -328,7 +305,6 @@ class _Output:
 
 
 def _check_supported(model: PreTrainedModel, config: GenerationConfig, more: Mapping[str, Any]) -> None:
-    """Raise E510 for options that tree decoding does not support."""
     mode = GenerationMode.ASSISTED_GENERATION if _assisted() else config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise _unsupported(f"the generation mode is {mode.value.replace('_', ' ')}")
@@ -360,10 +336,8 @@ def _check_start(model: PreTrainedModel, more: Mapping[str, Any]) -> None:
             fix="leave out past_key_values, and give the whole text as input_ids; or leave out custom_generate",
         )
     if kind := soft_prompt(model):
-        what = f"the model has an adapter of peft's kind {kind}"
-        raise _unsupported(
-            what, why="it puts virtual tokens before the prompt, and a tree is verified on token ids alone"
-        )
+        why = "it puts virtual tokens before the prompt, and a tree is verified on token ids alone"
+        raise _unsupported(f"the model has an adapter of peft's kind {kind}", why=why)
 
 
 def _check_positions(positions: Tensor | None, lengths: Sequence[int], width: int) -> None:
@@ -373,10 +347,8 @@ def _check_positions(positions: Tensor | None, lengths: Sequence[int], width: in
     given = (positions[None] if positions.ndim == 1 else positions).cpu()
     standard = torch.arange(width) - (width - torch.tensor(lengths)[:, None])  # [B, T], negative in the padding
     if given.shape[-2:] not in ((1, width), standard.shape) or ((given != standard) & (standard >= 0)).any():
-        what = "position_ids do not count the tokens of each row from 0"
-        raise _unsupported(
-            what, why="the nodes of a tree are at the positions after the text", fix="leave out position_ids"
-        )
+        what, why = "position_ids do not count the tokens of each row from 0", "a tree is at the positions after them"
+        raise _unsupported(what, why=why, fix="leave out position_ids")
 
 
 def _unsupported(what: str, *, why: str = "", fix: str = "leave out custom_generate for this call") -> TreeoptError:
