@@ -38,8 +38,6 @@ _BY_ROW = (
 # Processors that store the texts of earlier calls, and would store drafts that are rejected later.
 _STATEFUL = (stock.UnbatchedClassifierFreeGuidanceLogitsProcessor, stock.SynthIDTextWatermarkLogitsProcessor)
 
-SameDepth = tuple[list[int], Tensor]  # n nodes of one depth, and their paths int64 [n, depth + 1]
-
 
 def check_processors(processors: Iterable[Any], stateless: bool | Sequence[type]) -> None:
     """Raise E510 for a processor whose result may depend on its earlier calls.
@@ -68,26 +66,16 @@ class Processed(Exact):
     """
 
     def __init__(
-        self,
-        processors: LogitsProcessorList,
-        prompts: Tensor,
-        *,
-        sample: bool,
-        pad: int = 0,
-        one_node: bool = False,
+        self, processors: LogitsProcessorList, prompts: Tensor, *, sample: bool, pad: int, one_node: bool
     ) -> None:
         self.texts: list[list[int]] = prompts.tolist()  # of each row: padding, prompt and emitted tokens
-        self._prompts = prompts
-        self._processors = processors
-        self._sample = sample
-        self._pad = pad
-        self._one_node = one_node
+        self._prompts, self._processors = prompts, processors
+        self._sample, self._pad, self._one_node = sample, pad, one_node
         self._chosen: dict[int, int] = {}  # for trees of one node: the last chosen token of each row
 
     def follow(self, rows: Rows, ends: Collection[int]) -> None:
         """Set the rows of the next calls, and the tokens that end a text."""
-        self._rows = rows
-        self._ends = ends
+        self._rows, self._ends = rows, ends
 
     def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         scores = logits.float()
@@ -100,35 +88,32 @@ class Processed(Exact):
         return choice
 
     def _process(self, scores: Tensor, drafts: Drafts | None) -> Tensor:
-        if drafts is None:
-            processed: Tensor = self._processors(self._prompts, scores)
-            return processed
-        if self._one_node:
+        if drafts is not None and self._one_node:
             return self._process_batch(scores, drafts.tokens)
-        if all(type(one) in _TEXT_FREE for one in self._processors):
-            flat = scores.flatten(0, 1)
-            processed = self._processors(self._prompts.new_zeros(len(flat), 0), flat)
+        if drafts is None or all(type(one) in _TEXT_FREE for one in self._processors):
+            rows = scores.flatten(0, -2)
+            ids = self._prompts if drafts is None else self._prompts.new_zeros(len(rows), 0)
+            processed: Tensor = self._processors(ids, rows)
             return processed.view_as(scores)
         depths, paths = drafts.tree.position_ids, drafts.tree.paths
         if not drafts.tree.per_row:
             depths, paths = depths.expand(len(scores), -1), paths.expand(len(scores), -1, -1)
         for row, index in enumerate(self._rows.indices):
-            self._process_row(index, scores[row], drafts.tokens[row], _by_depth(depths[row], paths[row]))
+            self._process_row(index, scores[row], drafts.tokens[row], depths[row].tolist(), paths[row])
         return scores
 
-    def _process_row(self, index: int, scores: Tensor, tokens: Tensor, levels: list[SameDepth]) -> None:
+    def _process_row(self, index: int, scores: Tensor, tokens: Tensor, depths: list[int], paths: Tensor) -> None:
         """Process the scores [N, V] of one row in place."""
         text = torch.tensor(self.texts[index], device=tokens.device)
-        processors = self._of_row(index)
-        # The texts of the nodes of one depth have equal lengths, so stock processors process them in one call.
-        for nodes, paths in levels if processors else _one_node_each(levels):
-            ids = torch.cat([text.expand(len(nodes), -1), tokens[paths]], dim=1)
+        processors, copies = self._of_row(index), len(self._prompts)
+        for depth in range(depths[-1] + 1):  # the texts of one depth have equal lengths, so one call takes them all
+            nodes = [node for node, at in enumerate(depths) if at == depth]
+            ids = torch.cat([text.expand(len(nodes), -1), tokens[paths[nodes, : depth + 1]]], dim=1)
             if processors:
                 scores[nodes] = processors(ids, scores[nodes])
-            else:  # the result may depend on the row, so the node is passed in each row of the batch
-                copies = len(self._prompts)
-                out = self._processors(ids.expand(copies, -1), scores[nodes].repeat(copies, 1))
-                scores[nodes] = out[index]
+                continue
+            for node, line in zip(nodes, ids, strict=True):  # the result may depend on the row, so it is in each
+                scores[node] = self._processors(line.expand(copies, -1), scores[node].repeat(copies, 1))[index]
 
     def _process_batch(self, scores: Tensor, tokens: Tensor) -> Tensor:
         """One call for all rows of the batch, including ended ones: scores [B, 1, V] and tokens [B, 1] of the others.
@@ -159,18 +144,3 @@ class Processed(Exact):
                 one = stock.RepetitionPenaltyLogitsProcessor(one.penalty, int(ignored[index]))
             found.append(one)
         return found
-
-
-def _by_depth(depths: Tensor, paths: Tensor) -> list[SameDepth]:
-    """The nodes of one tree by depth: depths [N], paths [N, D+1]."""
-    known = depths.tolist()
-    levels = []
-    for depth in range(known[-1] + 1):
-        nodes = [node for node, at in enumerate(known) if at == depth]
-        levels.append((nodes, paths[nodes, : depth + 1]))
-    return levels
-
-
-def _one_node_each(levels: Sequence[SameDepth]) -> list[SameDepth]:
-    """The same nodes, one at a time."""
-    return [([node], paths[i : i + 1]) for nodes, paths in levels for i, node in enumerate(nodes)]

@@ -26,9 +26,7 @@ from treeopt.models.given import GivenModel, as_draft
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_ranks
 
-NUM_DRAFTS = (
-    4  # default length of a chain: the best one for a 7B model with a draft of 68M (arXiv:2401.10774, appendix B)
-)
+NUM_DRAFTS = 4  # of a chain: the best for a 7B model with a draft of 68M (arXiv:2401.10774, appendix B)
 _MOST_SEEDS = 1 << 63
 _OTHER_SEED = 0x5851F42D4C957F2D  # drafts are drawn independently of the target's draws
 
@@ -50,8 +48,7 @@ class Rejection(Sample):
         uniform = torch.rand(likely.shape, generator=generator, device=likely.device)
         node = (uniform * under_q < likely).long().cumprod(1).sum(1)  # the first of a chain that is rejected ends it
         rows = torch.arange(len(node), device=node.device)
-        rest = p[rows, node] - pad(q, (0, 0, 0, 1))[rows, node]  # after the last draft there is no q
-        rest = rest.clamp(min=0)
+        rest = (p[rows, node] - pad(q, (0, 0, 0, 1))[rows, node]).clamp(min=0)  # after the last draft there is no q
         # By rounding nothing may remain where p is q; then nothing was rejected either, or p is as good.
         rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, p[rows, node])
         return node, draw(rest.log(), generator)
@@ -75,7 +72,6 @@ class DrawnChain:
     tree = None
 
     def __init__(self, base: Base, draft: GivenModel, rule: Sample, num_drafts: int = NUM_DRAFTS) -> None:
-
         if not 1 <= num_drafts <= MAX_DEPTH:
             raise ValueError(f"num_drafts is {num_drafts}, not from 1 to {MAX_DEPTH}")
         model = as_draft(draft, base)
@@ -96,8 +92,6 @@ class DrawnChain:
 
 
 class _DrawnSession(ModelSession):
-    """A session of the draft model with a generator of its own."""
-
     def __init__(self, proposer: ModelProposer, texts: Sequence[Sequence[int]], rule: Sample) -> None:
         super().__init__(proposer, texts, proposer.depth)
         self._rule, self._generator = rule, None
@@ -106,9 +100,7 @@ class _DrawnSession(ModelSession):
             self._generator = torch.Generator(proposer.draft.device).manual_seed(seed)
 
     def drawn(self, count: int) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [B, count] drawn one after another, and the distributions float [B, count, V] of each; E504 for
-        NaN.
-        """
+        """Tokens int64 [B, count] drawn one after another, and the distribution float [B, count, V] of each."""
         logits = self.advance()
         tokens, drawn_from = [], []
         missing = max(0, self.source.vocab_size - logits.shape[-1])

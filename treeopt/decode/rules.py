@@ -53,9 +53,9 @@ def draw(
 ) -> Tensor:
     """One sample of each row's softmax: float [..., V] -> int64 [...]; `NOT_A_NUMBER` where a row holds a NaN.
 
-    The argmax of p / e, with e exponentially distributed, is each token with its probability p. `torch.multinomial`
-    draws one sample in the same way, but raises an error for a NaN. `score` takes logits [n, V] to the scores that are
-    sampled from, for a few rows at a time.
+    The argmax of p / e, with e exponentially distributed, is each token with its probability p, as in
+    `torch.multinomial`, which raises an error for a NaN. `score` takes logits [n, V] to the scores that are sampled
+    from, a few rows at a time.
     """
     rows = logits.reshape(-1, logits.shape[-1])
     noise = torch.empty_like(rows, dtype=rows.dtype if score is None else torch.float32)
@@ -93,7 +93,8 @@ def typical(
     likely, entropy = _likely(drafts, logits, temperature)
     threshold = (entropy.neg().exp() * delta).clamp_max(epsilon)  # [B, N]
     wrong = ~(likely > tree.at_parents(threshold))
-    length = _right(wrong, drafts) * (tree.position_ids + 1)
+    refused = wrong if drafts.void is None else wrong | drafts.void
+    length = (tree.along_paths(refused.float()) == 0) * (tree.position_ids + 1)  # a count, so exact
     longest = length == length.amax(-1, keepdim=True)
     steps = torch.where(wrong, 0.0, likely.log())  # paths with a wrong node are excluded; -inf * 0 would be NaN
     path = tree.along_paths(steps)  # log likelihood of each node's path
@@ -116,15 +117,6 @@ def _likely(drafts: Drafts, logits: Tensor, temperature: float) -> tuple[Tensor,
     return likely, torch.cat(entropies, dim=1)
 
 
-def _right(wrong: Tensor, drafts: Drafts) -> Tensor:
-    """bool [B, N]: whether no draft on a node's path is wrong; the root is not a draft."""
-    wrong = wrong if drafts.void is None else wrong | drafts.void
-    return drafts.tree.along_paths(wrong.float()) == 0  # a count, so exact
-
-
-Score = Callable[[Tensor], Tensor]
-
-
 @runtime_checkable
 class Rule(Protocol):
     """The interface of an acceptance rule."""
@@ -141,13 +133,7 @@ class Rule(Protocol):
         """The token after each prompt: float [B, V] -> int64 [B]."""
 
     def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """The accepted node int64 [B], and the token that follows it int64 [B].
-
-        Args:
-            drafts: the trees of all rows.
-            logits: float [B, N, V], the base's logits after each node.
-            generator: of random draws.
-        """
+        """The accepted node int64 [B], and the token that follows it int64 [B]; logits are [B, N, V]."""
 
 
 class Exact(ABC):
@@ -158,9 +144,7 @@ class Exact(ABC):
 
     @abstractmethod
     def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
-        """One token a row: float [..., V] -> int64 [...]; logits are [B, N, V] after every node of drafts, or [B, V] at
-        roots.
-        """
+        """One token a row, int64 [...]: logits are [B, N, V] after every node of drafts, or [B, V] at roots."""
 
     def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return self.choose(logits, None, generator)
@@ -205,14 +189,13 @@ class Sample(Exact):
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
         _check_numbers(top_p=self.top_p)
-        if not _whole(self.top_k) or self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise ValueError(
-                f"top_k {self.top_k}, top_p {self.top_p}: not a whole number from 0, and a number above 0 and at most 1"
-            )
+        whole = isinstance(self.top_k, Integral) and not isinstance(self.top_k, bool)
+        if not whole or self.top_k < 0 or not 0 < self.top_p <= 1:
+            wanted = "not a whole number from 0, and a number above 0 and at most 1"
+            raise ValueError(f"top_k {self.top_k}, top_p {self.top_p}: {wanted}")
         if self.seed is not None:
             check_seed(self.seed)
-        # torch does not take integers of numpy.
-        object.__setattr__(self, "seed", None if self.seed is None else int(self.seed))
+            object.__setattr__(self, "seed", int(self.seed))  # torch does not take integers of numpy
         warpers = LogitsProcessorList()  # in the order of `generate`
         if self.temperature not in (0, 1):
             warpers.append(TemperatureLogitsWarper(float(self.temperature)))
@@ -268,10 +251,7 @@ class Typical:
 
     def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         choice = best(logits)
-        if self.temperature == 0:
-            node = greedy(drafts, choice)
-        else:
-            node = typical(drafts, logits, temperature=self.temperature, epsilon=self.epsilon, delta=self.delta)
+        node = typical(drafts, logits, **vars(self)) if self.lossy else greedy(drafts, choice)
         return node, choice.gather(1, node[:, None])[:, 0]
 
 
@@ -279,7 +259,3 @@ def _check_numbers(**given: float) -> None:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ValueError(f"{name} {value!r}: not a number")
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -51,12 +51,18 @@ def stream_text(steps: Iterable[Step], tokenizer: PreTrainedTokenizerBase) -> It
     the bytes before them differently, after their text was yielded. A tokenizer without a `tokenizers` backend gives
     its text at the end.
     """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
     tokens: list[int] = []
-    shown = ""
-    decoder = _Incremental(tokenizer)
+    shown, stream = "", DecodeStream(skip_special_tokens=True)
     for step in steps:
+        text = ""
+        for token in step if isinstance(backend, Tokenizer) else ():
+            try:
+                text += stream.step(backend, token) or ""
+            except Exception:  # the library's only type: bytes that are not UTF-8 changed the text before them
+                stream = DecodeStream(skip_special_tokens=True)
+                text += stream.step(backend, token) or ""
         tokens += step
-        text = decoder.add(step)
         shown += text
         yield Piece(step, text)
     whole = whole_text(tokens, tokenizer)
@@ -66,38 +72,15 @@ def stream_text(steps: Iterable[Step], tokenizer: PreTrainedTokenizerBase) -> It
 
 def token_texts(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The text that each token completes, joined as those of `stream_text`; the last has what is left at the end."""
-    decoder = _Incremental(tokenizer)
-    texts = [decoder.add([token]) for token in tokens]
-    shown, whole = "".join(texts), whole_text(list(tokens), tokenizer)
-    if texts and whole.startswith(shown):
-        texts[-1] += whole[len(shown) :]
+    texts = [piece.text for piece in stream_text((Step([token]) for token in tokens), tokenizer)]
+    if len(texts) > len(tokens):
+        texts[-2:] = ["".join(texts[-2:])]
     return texts
 
 
 def whole_text(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
     """The text of all tokens, without special tokens; spaces are not cleaned up."""
     return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-
-class _Incremental:
-    """Incremental decoding of tokens; an incomplete character is held back."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._backend = backend if isinstance(backend, Tokenizer) else None
-        self._stream = DecodeStream(skip_special_tokens=True)
-
-    def add(self, tokens: list[int]) -> str:
-        if self._backend is None:
-            return ""
-        return "".join(self._add_one(self._backend, token) for token in tokens)
-
-    def _add_one(self, backend: Tokenizer, token: int) -> str:
-        try:
-            return self._stream.step(backend, token) or ""
-        except Exception:  # the library's only type: bytes that are not UTF-8 changed the text before them
-            self._stream = DecodeStream(skip_special_tokens=True)
-            return self._stream.step(backend, token) or ""
 
 
 Sources = Mapping[str, int | None]
@@ -143,9 +126,8 @@ Seen = tuple[Drafts, Tensor, Tensor, Tensor]  # of a step: logits [1, N, V], the
 class Recorder(Exact):
     """The greedy rule, which counts its steps and keeps what it saw in the last."""
 
-    def __init__(self) -> None:
-        self.steps = 0
-        self.last: Seen | None = None
+    steps = 0
+    last: Seen | None = None
 
     def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         return best(logits)
@@ -193,13 +175,12 @@ def _record(seen: Seen, static: Tree | None, base: Base, before: Sequence[int], 
     """The record of a step that emitted `length` tokens after the tokens `before`."""
     drafts, logits, node, root = seen
     drafted: list[int] = drafts.tokens[0].tolist()
-    chances = _probabilities(drafts, logits)
     void = [False] * len(drafted) if drafts.void is None else drafts.void[0].tolist()
     path = [node for node in drafts.tree.paths_to(node)[0].tolist() if node != PAD]
-    if static is None:
-        tree, order = _grown(drafts.tree.parents[0].tolist(), void)
-    else:
-        tree, order = static, list(range(static.nodes))
+    parents = drafts.tree.parents[0] if drafts.tree.per_row else drafts.tree.parents
+    scores = logits[0].float()
+    chances = (scores[parents, drafts.tokens[0]] - scores.logsumexp(-1)[parents]).exp().tolist()
+    tree, order = _grown(parents.tolist(), void) if static is None else (static, list(range(static.nodes)))
     tokens = tuple(None if void[node] else drafted[node] for node in order)
     texts = _texts(base.tokenizer, before, tree, tokens)
     accepted = tuple(order.index(node) for node in path[:length])
@@ -215,16 +196,6 @@ def _record(seen: Seen, static: Tree | None, base: Base, before: Sequence[int], 
         bonus=bonus,
         bonus_text="" if bonus is None else token_text(base.tokenizer, line, bonus),
     )
-
-
-def _probabilities(drafts: Drafts, logits: Tensor) -> list[float]:
-    """The base's probability of each node's token after its parent's path."""
-    tree, tokens = drafts.tree, drafts.tokens[0]
-    parents = tree.parents[0] if tree.per_row else tree.parents
-    scores = logits[0].float()
-    chosen = scores[parents, tokens] - scores.logsumexp(-1)[parents]
-    found: list[float] = chosen.exp().tolist()
-    return found
 
 
 def _grown(parents: Sequence[int], void: Sequence[bool]) -> tuple[Tree, list[int]]:
@@ -247,16 +218,12 @@ def _texts(
     tokenizer: PreTrainedTokenizerBase | None, before: Sequence[int], tree: Tree, tokens: Sequence[int | None]
 ) -> tuple[str, ...]:
     """The text that each node's token adds to its path; empty for a node without a draft."""
-    lines: list[list[int]] = [list(before[-_CONTEXT:])]  # the text up to each node, the node included
+    lines: list[list[int]] = []  # the text up to each node, the node included
     texts = []
     for node, token in enumerate(tokens):
-        above = lines[tree.parents[node]] if node else lines[ROOT]
+        above = lines[tree.parents[node]] if node else list(before[-_CONTEXT:])
         texts.append("" if token is None else token_text(tokenizer, above, token))
-        line = above if token is None else [*above, token]
-        if node:
-            lines.append(line)
-        else:
-            lines[ROOT] = line
+        lines.append(above if token is None else [*above, token])
     return tuple(texts)
 
 

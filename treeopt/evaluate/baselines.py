@@ -5,9 +5,8 @@ They are timed like our own loop with a tree.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.decode.draft_metrics import DraftMetrics
+from treeopt.decode.draft_metrics import Decoded, DraftMetrics
 from treeopt.errors import first_line
 from treeopt.models.base import Base, now
 from treeopt.texts.answers import cut_at_end, left_padded
@@ -54,10 +53,7 @@ MEASURED, WARMING, TESTED = range(3)  # what texts are for
 
 
 class Call(NamedTuple):
-    """A call of a baseline: the number of its batch, the turn of the dialogues, the repeat, and what the texts are for.
-
-    Its draws and its memory depend on these numbers, not on the calls before.
-    """
+    """The batch, turn and repeat of a call, and what its texts are for: what its draws and its memory depend on."""
 
     batch: int
     turn: int = 0
@@ -65,7 +61,6 @@ class Call(NamedTuple):
     part: int = MEASURED
 
 
-WARM_UP = Call(0, part=WARMING)
 # Takes the token ids of prompts that are decoded together, the maximum number of new tokens of each, and the call.
 Baseline = Callable[[Sequence[Sequence[int]], int, Call], list[Run]]
 
@@ -90,7 +85,7 @@ def warm_up(
     left_out = {}
     for name, baseline in baselines.items():
         try:
-            baseline(prompts, max_new_tokens, WARM_UP)
+            baseline(prompts, max_new_tokens, Call(0, part=WARMING))
         except Exception as error:  # transformers raises many types for the same fact
             if name not in (LOOKUP, ASSISTED):
                 raise
@@ -110,12 +105,9 @@ def with_decoder(decoder: TreeDecoder) -> Baseline:
         share = len(prompts)
         runs = []
         for row in range(share):
-            steps_of_row = [step[row] for step in steps if row in step]
-            tokens = [token for step in steps_of_row for token in step]
-            lengths = [len(step) for step in steps_of_row]
-            verified = [step.num_draft_tokens for step in steps_of_row]
-            drafts = DraftMetrics.of_steps(lengths, verified, decoder.trees.depth)
-            runs.append(Run(tokens, lengths, 1, (ready - begin) / share, (end - ready) / share, drafts))
+            text = Decoded([step[row] for step in steps if row in step], decoder.trees.depth)
+            seconds = (ready - begin) / share, (end - ready) / share
+            runs.append(Run(text.tokens, text.step_lengths, 1, *seconds, text.draft_metrics))
         return runs
 
     return run
@@ -127,10 +119,8 @@ def with_memory(decoder: TreeDecoder, memory: Tensor) -> Baseline:
     Every batch begins with the memory at the time of this call, so the result depends on no order. Later turns begin
     with the memory after the turn before, and so do their repeats.
     """
-    run = with_decoder(decoder)
-    first = memory.clone()
-    of_turn: tuple[int, int] | None = None
-    before = memory.clone()
+    run, of_turn = with_decoder(decoder), (0, 0)
+    first, before = memory.clone(), memory.clone()
 
     def begin_equal(prompts: Sequence[Sequence[int]], max_new_tokens: int, call: Call) -> list[Run]:
         nonlocal of_turn
@@ -160,7 +150,8 @@ def with_generate(base: Base, **options: Any) -> Baseline:
         runs = []
         for row in out[:, ids.shape[1] :].tolist():
             tokens = cut_at_end(row, base.eos_ids)
-            clipped = [min(length, len(tokens) - before) for length, before in _with_sums(lengths)]
+            sums = itertools.accumulate(lengths, initial=0)
+            clipped = [min(length, len(tokens) - before) for length, before in zip(lengths, sums, strict=False)]
             steps = [length for length in clipped if length > 0]
             seconds = (forwards.first - begin) / share, (end - forwards.first) / share
             runs.append(Run(tokens, steps, steps[0], *seconds))
@@ -169,13 +160,10 @@ def with_generate(base: Base, **options: Any) -> Baseline:
     return run
 
 
-def _with_sums(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(lengths, itertools.accumulate(lengths, initial=0), strict=False))
-
-
 class _Forwards(StoppingCriteria):
-    """Counts the tokens of the whole text after each forward of `generate`, and notes when the first one, the prefill,
-    ended.
+    """The tokens of the whole text after each forward of `generate`, and the time when the first, the prefill, ended.
+
+    It ends no text.
     """
 
     def __init__(self, base: Base) -> None:
@@ -185,8 +173,7 @@ class _Forwards(StoppingCriteria):
         self.first = 0.0
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
-        if not self.lengths:
-            self.first = now(self._base)
+        self.first = self.first or now(self._base)
         self.lengths.append(input_ids.shape[1])
         return self._continue
 
@@ -196,16 +183,8 @@ def seeded(base: Base, baseline: Baseline, seed: int, name: str) -> Baseline:
 
     def run(prompts: Sequence[Sequence[int]], max_new_tokens: int, call: Call) -> list[Run]:
         sequence = np.random.SeedSequence([seed, *name.encode()], spawn_key=call)
-        with _generators_kept(base):
+        with torch.random.fork_rng([base.device] if base.device.type == "cuda" else []):
             torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))
             return baseline(prompts, max_new_tokens, call)
 
     return run
-
-
-@contextlib.contextmanager
-def _generators_kept(base: Base) -> Iterator[None]:
-    """A context after which torch's generators are as before."""
-    devices = [base.device] if base.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        yield

@@ -9,6 +9,7 @@ import numpy as np
 
 from treeopt.decode.draft_metrics import DraftMetrics
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Run
+from treeopt.texts.encode import Text
 
 _QUARTILES = (0.25, 0.5, 0.75)
 
@@ -17,23 +18,22 @@ _QUARTILES = (0.25, 0.5, 0.75)
 class Trial:
     """One text: its runs by baseline and repeat, and the tokens and steps that replay predicts for the tree.
 
-    Replay is over the text of stock generate under greedy acceptance and sampling, over the tree's under typical.
-
     Args:
-        prompt_id: the prompt.
-        category: of the prompt file; None where it has none.
-        turn: of the dialogue, from 1.
+        text: the prompt and the answer of stock generate.
         runs: by baseline, one a repeat.
-        predicted_steps: steps of the tree by replay; 0 where nothing is predicted.
+        predicted_steps: steps of the tree by replay, over the answer under greedy acceptance and sampling, over the
+            tree's text under typical; 0 where nothing is predicted.
         predicted_tokens: tokens of these steps; under sampling the tokens that the probabilities expect of them.
     """
 
-    prompt_id: str
-    category: str | None
-    turn: int
+    text: Text
     runs: Mapping[str, Sequence[Run]]
     predicted_steps: int = 0
     predicted_tokens: float = 0
+
+    @property
+    def prompt_id(self) -> str:
+        return self.text.prompt_id
 
     @property
     def tokens(self) -> int:
@@ -67,7 +67,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Totals over texts. Ratios are of sums over texts; spreads are over repeats.
+    """Totals over texts. Ratios are of sums over texts; spreads are over repeats, None where nothing was timed.
 
     The methods take the name of a baseline, or `TREE`. What names neither is of the tree, and needs trials with one.
     """
@@ -92,7 +92,7 @@ class Metrics:
 
     def tokens_per_step(self, name: str = TREE) -> float:
         """tau: all tokens / all steps."""
-        runs = [trial.runs[name][0] for trial in self.trials]
+        runs = self._runs(name, 0)
         return sum(len(run.tokens) for run in runs) / sum(len(run.step_lengths) for run in runs)
 
     def draft_metrics(self, name: str = TREE) -> DraftMetrics | None:
@@ -101,7 +101,7 @@ class Metrics:
         return DraftMetrics.total(known) if len(known) == len(self.trials) else None
 
     def tokens_per_second(self, name: str = TREE) -> Spread | None:
-        """Tokens after the prefill / seconds after the prefill; None where there are no such tokens."""
+        """Tokens after the prefill / seconds after the prefill."""
         return self._spread(lambda repeat: self._rate(name, repeat))
 
     def prefill_seconds(self, name: str = TREE) -> float:
@@ -110,23 +110,23 @@ class Metrics:
 
     @property
     def overhead(self) -> Spread | None:
-        """Seconds of a tree step / seconds of an autoregressive step of our own loop; None where not timed."""
+        """Seconds of a tree step / seconds of an autoregressive step of our own loop."""
         return self._spread(self._overhead)
 
     def speedup(self, name: str = TREE) -> Spread | None:
-        """Tokens per second / those of autoregressive decoding; tau / overhead for the tree. None where not timed."""
+        """Tokens per second / those of autoregressive decoding; tau / overhead for the tree."""
         return self._spread(lambda repeat: self._speedup(name, repeat))
 
     @property
     def by_category(self) -> dict[str, Metrics]:
         """Metrics of each category, in the order of the prompt file; empty where it has none."""
-        names = dict.fromkeys(trial.category for trial in self.trials if trial.category is not None)
-        return {name: Metrics(tuple(one for one in self.trials if one.category == name)) for name in names}
+        names = dict.fromkeys(trial.text.category for trial in self.trials if trial.text.category is not None)
+        return {name: Metrics(tuple(one for one in self.trials if one.text.category == name)) for name in names}
 
     @property
     def by_turn(self) -> dict[int, Metrics]:
-        turns = sorted({trial.turn for trial in self.trials})
-        return {turn: Metrics(tuple(one for one in self.trials if one.turn == turn)) for turn in turns}
+        turns = sorted({trial.text.turn for trial in self.trials})
+        return {turn: Metrics(tuple(one for one in self.trials if one.text.turn == turn)) for turn in turns}
 
     @property
     def repeats(self) -> int:
@@ -148,8 +148,8 @@ class Metrics:
     def _overhead(self, repeat: int) -> float | None:
         if self._rate(TREE, repeat) is None or self._rate(AUTOREGRESSIVE, repeat) is None:
             return None
-        tree, plain = (_seconds_per_step(self._runs(name, repeat)) for name in (TREE, AUTOREGRESSIVE))
-        return tree / plain
+        tree, plain = (self._runs(name, repeat) for name in (TREE, AUTOREGRESSIVE))
+        return _seconds_per_step(tree) / _seconds_per_step(plain)
 
     def _speedup(self, name: str, repeat: int) -> float | None:
         if name == TREE:
@@ -159,9 +159,8 @@ class Metrics:
         return None if rate is None or plain is None else rate / plain
 
     def _spread(self, value: Callable[[int], float | None]) -> Spread | None:
-        values = [value(repeat) for repeat in range(self.repeats)]
-        known = [one for one in values if one is not None]
-        if len(known) < len(values):
+        known = [one for one in map(value, range(self.repeats)) if one is not None]
+        if len(known) < self.repeats:
             return None
         low, median, high = np.quantile(known, _QUARTILES).tolist()
         return Spread(median, low, high)
