@@ -31,8 +31,7 @@ from treeopt.decode.rules import Typical
 from treeopt.defaults import DEFAULT_TOP_K, DEFAULT_VALUES, DEFAULT_WEIGHTS, STEP_SIZES
 from treeopt.evaluate.baselines import GENERATE, TREE
 from treeopt.evaluate.runs import replayed
-from treeopt.evaluate.validate import make_inputs, validate
-from treeopt.evaluate.validate_typical import SAMPLED
+from treeopt.evaluate.validate import SAMPLED, make_inputs, validate
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.profiles import load_profile
 from treeopt.optimize.curve import Timing, default_sizes

@@ -13,7 +13,7 @@ import torch
 from timing import add_tiny, machine
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.evaluate.runs import predict
+from treeopt.evaluate.runs import replayed, trace
 from treeopt.files.calibrations import load_calibration
 from treeopt.models.given import load_pair
 from treeopt.optimize.tree_builder import build_tree
@@ -54,7 +54,7 @@ def main() -> None:
         decoder = TreeDecoder(base, loaded.heads, tree)
         decoded = [decoder.generate(text.prompt, options.max_new_tokens) for text in texts]
         lossless = sum(one.tokens == text.answer for one, text in zip(decoded, texts, strict=True))
-        predicted = predict(base, loaded.heads, tree, texts)
+        predicted = replayed(tree, trace(base, loaded.heads, texts))
         steps = predicted.steps_by_sequence().tolist()
         exact = sum(len(one.step_lengths) == step for one, step in zip(decoded, steps, strict=True))
         measured = sum(len(one.tokens) for one in decoded) / sum(len(one.step_lengths) for one in decoded)

@@ -41,7 +41,7 @@ from fault_runs import CHEAP, DEAR, DEMO, Run, contents, faults_of, invoke, make
 
 from treeopt.cli import main as program
 from treeopt.evaluate import learn_drafter as learn_module
-from treeopt.evaluate import timed_step
+from treeopt.evaluate import profile as timed_step
 from treeopt.models import base as base_module
 
 TINY = 40  # with --tiny, one fault of so many

@@ -25,7 +25,7 @@ import torch
 from timing import add_tiny, machine
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import treeopt.evaluate.timed_step as timed_step
+import treeopt.evaluate.profile as timed_step
 from treeopt.defaults import ONE_NODE
 from treeopt.evaluate.profile import measure_profile
 from treeopt.latency import LatencyProfile

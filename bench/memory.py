@@ -41,7 +41,7 @@ from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.interface import Drafts
 from treeopt.drafting.learn import Learning
 from treeopt.drafting.trace import Target, trace_texts
-from treeopt.evaluate.validate_typical import log_likelihood
+from treeopt.evaluate.validate import log_likelihood
 from treeopt.files.calibrations import load_calibration, save_calibration
 from treeopt.models import logits
 from treeopt.models.base import Base

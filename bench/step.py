@@ -32,8 +32,7 @@ from transformers import DynamicCache
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
-from treeopt.evaluate.profile import generic_growth
-from treeopt.evaluate.timed_step import AcceptDeepest, model_texts
+from treeopt.evaluate.profile import AcceptDeepest, generic_growth, model_texts
 from treeopt.files.drafters import load_drafter
 from treeopt.models.base import Base, load_base
 from treeopt.policy import TreePolicy

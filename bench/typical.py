@@ -40,7 +40,7 @@ from treeopt.calibration import Calibration
 from treeopt.decode.rules import Rule, Typical
 from treeopt.drafting.learn import Learning
 from treeopt.evaluate.runs import Inputs, ValidateOptions, num_ranks, replayed
-from treeopt.evaluate.validate_typical import quality
+from treeopt.evaluate.validate import quality
 from treeopt.optimize.per_step import replay_policy, sizes_of, traced_steps
 from treeopt.optimize.replay import Replay, deepest_nodes, replay, visits
 from treeopt.policy import Plan

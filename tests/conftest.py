@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from treeopt.evaluate import learn_drafter as learn_module
-from treeopt.evaluate import timed_step
+from treeopt.evaluate import profile as timed_step
 from treeopt.models.base import Base, load_base
 from treeopt.models.head_files import LoadedHeads, load_heads
 from treeopt.tree import Tree

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from program import treeopt
 
-from treeopt.evaluate.timed_step import TimedStep
+from treeopt.evaluate.profile import TimedStep
 from treeopt.files.bundled import pocket
 from treeopt.files.profiles import save_profile
 from treeopt.latency import LatencyPoint, LatencyProfile

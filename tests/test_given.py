@@ -176,7 +176,7 @@ def test_integers_of_numpy_are_taken(tmp_path: Path) -> None:
 
 
 @looped("name", ["nodes", "contexts", "batches", "repeats"])
-@looped("value", [[1.5], ["2"], [], None, "8", [True]])
+@looped("value", [[1.5], ["2"], [], 0.5, "8", [True]])
 def test_profile_refuses_what_is_no_number(name: str, value: object) -> None:
     """A list without whole numbers is a ValueError that names it, before anything is loaded."""
     with pytest.raises(ValueError, match=name):

@@ -16,7 +16,7 @@ from treeopt.defaults import KINDS
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import TOP, Learning
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.profile import largest_context, measure_profile
+from treeopt.evaluate.profile import measure_profile
 from treeopt.evaluate.runs import trace
 from treeopt.evaluate.validate import validate
 from treeopt.files.drafters import load_drafter, save_drafter
@@ -141,7 +141,8 @@ def test_profile_without_heads(base: Base, drafter: Drafter) -> None:
         assert (profile.provenance["heads"], profile.provenance["heads_id"]) == ("", "")
         assert (profile.kind, profile.drafter) == (kind, (record or Drafter.untrained(base.vocab_size)).id)
         assert profile.provenance["drafter_name"] == "ngram"
-    assert largest_context(base, None, (6,), drafter, "dynamic") == base.context - 4 - 1
+    found = measure_profile(base, None, nodes=(6,), repeats=1, kind="dynamic", drafter=drafter)
+    assert found.contexts == (base.context - 4 - 1,)
 
 
 def test_sizes_without_heads(base: Base, drafter: Drafter) -> None:

@@ -11,7 +11,7 @@ import pytest
 from program import error_number, treeopt, treeopt_json
 from torch._inductor.exc import InvalidCxxCompiler
 
-from treeopt.evaluate.timed_step import TimedStep
+from treeopt.evaluate.profile import TimedStep
 from treeopt.files.drafters import load_drafter
 from treeopt.files.profiles import load_profile
 

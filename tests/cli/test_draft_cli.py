@@ -10,7 +10,7 @@ import torch
 from looped import looped
 from program import error_number, treeopt, treeopt_json
 
-from treeopt.evaluate.timed_step import TimedStep
+from treeopt.evaluate.profile import TimedStep
 from treeopt.files.bundled import pocket
 from treeopt.files.drafters import load_drafter
 from treeopt.models.base import load_base

@@ -61,7 +61,7 @@ WORK = {
 BEGUN = {  # where work begins, by module
     "calibrate.pipeline": ("run_calibration",),
     "texts.encode": ("encode", "encode_prompts"),
-    "evaluate.timed_step": ("TimedStep",),
+    "evaluate.profile": ("TimedStep",),
 }
 
 

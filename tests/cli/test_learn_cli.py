@@ -14,7 +14,7 @@ from made import FEW, LITTLE, MODEL, OTHERS, plant
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.drafter import Drafter
-from treeopt.evaluate.timed_step import TimedStep
+from treeopt.evaluate.profile import TimedStep
 from treeopt.files.drafters import load_drafter, save_drafter
 from treeopt.files.trees import save_tree
 from treeopt.models import given as pair_module

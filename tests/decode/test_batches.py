@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from decoding import HEADS, TREES, prompt_of, stock
 from helpers import random_tree
 from tiny import TREE_FAMILIES, cycle_base, cycle_heads, random_heads, tiny_base
@@ -64,15 +63,6 @@ def test_batch_one_forward_a_step(rows: int, monkeypatch: pytest.MonkeyPatch) ->
     decoded = decoder.generate(prompts, 40)
     verified = [len(one.step_lengths) - (one.step_lengths[-1] == 1) for one in decoded]
     assert max(verified) <= len(seen) - 1 <= max(len(one.step_lengths) for one in decoded)
-
-
-def test_batch_shared_prompt_twice() -> None:
-    """The same prompt in two rows gives the same text twice, in a list even where it is alone."""
-    base = tiny_base("llama", 3)
-    decoder = TreeDecoder(base, random_heads(base, HEADS, 3), TREES["64 nodes"])
-    alone = decoder.generate([5, 6, 7], 12)
-    assert decoder.generate([[5, 6, 7]], 12) == [alone]
-    assert decoder.generate([torch.tensor([5, 6, 7]), [5, 6, 7]], 12) == [alone, alone]
 
 
 def test_batch_context_end() -> None:

@@ -8,19 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from chances import ALPHA, DrawnPerChild, counted, p_value, small_base, text_probabilities
+from chances import ALPHA, counted, p_value, small_base, text_probabilities
 from decoding import stock
 from drafters import SIZE_COST, answered, prompts_of
 from helpers import random_tree
 from naive_draft import SOURCES, random_drafter
+from predicted import predict
 from tiny import TREE_FAMILIES, random_heads, tiny_base
 
 from treeopt.decode.decoder import Decoded, TreeDecoder
 from treeopt.decode.rules import Rule, Sample
 from treeopt.drafter import Drafter
 from treeopt.drafting.kernel.data import num_candidates
-from treeopt.drafting.kernel.session import KernelSession
-from treeopt.evaluate.runs import predict
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import Plan, TreePolicy
@@ -139,19 +138,6 @@ def test_rewound_rows_draft_as_before(source: str) -> None:
     assert [decoder.step(rows) for _ in range(4)] == first
 
 
-@pytest.mark.parametrize("source", ["heads", "no heads", "empty lm head"])
-def test_a_stale_cache_is_caught(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the accepted tokens are not added to what the cache searches. The text stays, the steps do not."""
-    made = made_for("llama", source, 40, 1)
-    monkeypatch.setattr(KernelSession, "keep", lambda self, kept: None)
-    plan = made.plans()["dynamic"]
-    decoder = made.decoder(plan)
-    decoded = [decoder.generate(text.prompt, NEW) for text in made.texts]
-    assert [one.tokens for one in decoded] == [text.answer for text in made.texts]
-    predicted = predict(made.base, made.heads, plan, made.texts, made.drafter)
-    assert steps_of(decoded) != predicted.steps_by_sequence().tolist()
-
-
 @pytest.mark.parametrize("source", SOURCES)
 def test_trees_of_every_rank(source: str) -> None:
     """A tree that asks every level for every candidate is drafted, though some levels have fewer."""
@@ -183,10 +169,3 @@ def test_sample_distribution(source: str, kind: str) -> None:
     rule = Sample(temperature=1.3, top_k=4, top_p=0.9) if kind == "dynamic" else Sample()
     decoder = sampler(source, kind, rule)
     assert p_value(counted(decoder, rounds=5), text_probabilities(small_base(), rule)) > ALPHA
-
-
-@pytest.mark.parametrize("source", ["no heads", "empty lm head"])
-def test_sample_planted_wrong_rule(source: str) -> None:
-    """A rule that draws for each child accepts drafts of the cache too often: the same test fails."""
-    decoder = sampler(source, "static", DrawnPerChild())
-    assert p_value(counted(decoder, rounds=5), text_probabilities(small_base(), Sample())) < ALPHA

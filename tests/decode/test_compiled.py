@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from decoding import stock
 from helpers import random_tree
+from predicted import predict
 from program import treeopt
 from tiny import random_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.runs import predict
 from treeopt.files.trees import save_tree
 from treeopt.models.base import load_base
 from treeopt.models.head_files import load_heads
@@ -66,11 +65,3 @@ def test_compiled_tree_is_the_tree(family: str) -> None:
     assert other.tree == Tree(tree.paths)
     prompts = [[3, 8, 21], [40], list(range(5, 35))]
     assert one.generate(prompts, 30) == other.generate(prompts, 30)
-
-
-def test_compiled_tree_deeper_than_the_heads_is_refused() -> None:
-    """The checks of a tree are those of its tensors."""
-    base = tiny_base("llama", 1)
-    with pytest.raises(TreeoptError) as caught:
-        TreeDecoder(base, random_heads(base, 2), compile_tree(Tree.chain(3)))
-    assert caught.value.code is Code.TREE_TOO_DEEP

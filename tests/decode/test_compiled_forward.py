@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from decoding import HEADS, TREES, stock
 from random_trees import RandomTrees
-from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
+from tiny import TREE_FAMILIES, random_heads, tiny_base
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.decode.rules import Sample
 from treeopt.drafting.interface import Drafts, ProposerSession
 from treeopt.models.base import Base
 from treeopt.tree import Tree
@@ -89,16 +88,6 @@ def test_text_is_stocks(captures: CompileCounter, family: str) -> None:
     assert captures.frame_count == 1
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen2-mixed"])
-def test_text_in_two_capacities(captures: CompileCounter, family: str) -> None:
-    """With sliding windows too, a text that crosses a bucket is that of stock generate."""
-    base = long_base(family)
-    _, compiled = decoders(base, "static")
-    prompt = crossing(compiled.trees.nodes)[0]
-    assert compiled.generate(prompt, NEW).tokens == stock(base, prompt, NEW)
-    assert captures.frame_count == 2
-
-
 @pytest.mark.parametrize(("family", "trees"), [("mistral", "per step"), ("qwen2-mixed", "varying"), ("gpt2", "static")])
 def test_rows_that_end(captures: CompileCounter, family: str, trees: str) -> None:
     """Rows that have ended stay as padding, and change nothing for the others."""
@@ -120,31 +109,4 @@ def test_autoregressive_loop(captures: CompileCounter) -> None:
     decoder = TreeDecoder(base, None, Tree(()), compile=True)
     for prompt in crossing(1):
         assert decoder.generate(prompt, NEW).tokens == stock(base, prompt, NEW)
-    assert captures.frame_count == 2
-
-
-def test_texts_in_progress_at_once(captures: CompileCounter) -> None:
-    """Several texts in progress on one decoder share the capture, and none writes into the cache of another."""
-    base = long_base("llama")
-    _, compiled = decoders(base, "static")
-    started = [compiled.start(prompt, NEW) for prompt in SHORT]
-    made: list[list[int]] = [[] for _ in SHORT]
-    while any(len(text) < NEW for text in made):
-        for text, steps in zip(made, started, strict=True):
-            text.extend(next(steps, []))
-    assert made == [stock(base, prompt, NEW) for prompt in SHORT]
-    assert captures.frame_count == 1
-
-
-def test_sampled_text(captures: CompileCounter) -> None:
-    """A seed gives the text of the eager decoder."""
-    base = long_base("llama")
-    made = []
-    for compile in (False, True):
-        rule = Sample(temperature=1.0, seed=3)
-        tree = TREES["chain"]
-        decoder = TreeDecoder(base, random_heads(base, HEADS), tree, acceptance=rule, compile=compile)
-        made.append([decoder.generate(prompts, NEW) for prompts in (SHORT[0], SHORT)])
-    assert made[0] == made[1]
-    assert len(set(made[0][0].tokens)) > VOCAB // 4
     assert captures.frame_count == 2

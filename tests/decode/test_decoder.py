@@ -11,26 +11,20 @@ import numpy as np
 import pytest
 import torch
 from decoding import HEADS, TREES, prompt_of, stock
-from head_ranks import head_ranks
 from helpers import random_tree
+from predicted import predict
 from tiny import TREE_FAMILIES, VOCAB, cycle_base, cycle_heads, random_heads, tiny_base
 from torch import Tensor
 
-from treeopt.calibrate.pipeline import as_calibration
-from treeopt.calibration import Provenance
-from treeopt.decode.decoder import Decoded, Step, TreeDecoder
+from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafting.heads import HeadsSession
 from treeopt.drafting.interface import Drafts
-from treeopt.drafting.trace import TextTraces
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.runs import predict
 from treeopt.models.base import Base, load_base
 from treeopt.models.head_files import load_heads
 from treeopt.models.heads import MedusaHeads
-from treeopt.optimize.replay import replay
 from treeopt.texts.encode import Text, encode
 from treeopt.texts.prompts import load_prompts
-from treeopt.traces import NONE
 from treeopt.tree import Tree
 from treeopt.verify.buffers import Buffers
 
@@ -122,30 +116,6 @@ def test_generate_lossless_planted_drafts(seed: int, family: str, monkeypatch: p
     assert np.mean(lengths) > 2
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
-def test_generate_perfect_heads(depth: int) -> None:
-    """Heads that know the rule have every draft accepted: all steps but the last emit depth + 1 tokens."""
-    base = cycle_base(1)
-    decoded = TreeDecoder(base, cycle_heads(base, 4, 1), Tree.chain(depth)).generate([3, 8], 23)
-    assert decoded.tokens == stock(base, [3, 8], 23)
-    full, rest = divmod(23, depth + 1)
-    assert decoded.step_lengths == [depth + 1] * full + [rest] * (rest > 0)
-    assert decoded.tokens_per_step == 23 / len(decoded.step_lengths)
-
-
-@pytest.mark.parametrize("disturbed", [0.01, 0.02, 0.04])
-def test_generate_often_right_heads(disturbed: float) -> None:
-    """Heads that are often right, in a wide and deep tree, have drafts accepted and change nothing."""
-    base, tree = cycle_base(2, disturbed=disturbed), random_tree(2, nodes=40, depth=4, ranks=5)
-    decoder = TreeDecoder(base, cycle_heads(base, 4, 2), tree)
-    lengths: list[int] = []
-    for seed in range(4):
-        decoded = decoder.generate(prompt_of(seed, longest=6), 40)
-        assert decoded.tokens == stock(base, prompt_of(seed, longest=6), 40)
-        lengths += decoded.step_lengths
-    assert np.mean(lengths) > 1.2
-
-
 @pytest.mark.parametrize(("family", "eos"), list(zip(TREE_FAMILIES, itertools.cycle([[7], [3, 7], [0]]), strict=False)))
 def test_generate_end_of_text(family: str, eos: list[int]) -> None:
     """A text ends with the first of its end tokens, wherever in a step that falls."""
@@ -181,24 +151,6 @@ def test_generate_budget(budget: int) -> None:
     assert decoded.step_lengths == ([budget] if budget <= 5 else [5, budget - 5])
 
 
-@pytest.mark.parametrize("budget", [0, -1])
-def test_generate_no_budget(budget: int) -> None:
-    """No new tokens cannot be asked for."""
-    base = tiny_base("llama")
-    with pytest.raises(TreeoptError) as caught:
-        TreeDecoder(base, None, Tree(())).generate([3], budget)
-    assert caught.value.code is Code.CONTEXT_FULL
-
-
-@pytest.mark.parametrize("family", TREE_FAMILIES)
-def test_generate_without_heads(family: str) -> None:
-    """The one-node tree needs no heads and makes one token a step."""
-    base = tiny_base(family, 8)
-    decoded = TreeDecoder(base, None, Tree(())).generate(prompt_of(8), 30)
-    assert decoded.tokens == stock(base, prompt_of(8), 30)
-    assert decoded.step_lengths == [1] * 30
-
-
 @pytest.mark.parametrize("blocks", [0, 2])
 @pytest.mark.parametrize("shared_lm_head", [True, False])
 def test_generate_other_heads(blocks: int, shared_lm_head: bool) -> None:
@@ -221,27 +173,6 @@ def test_generate_input_forms() -> None:
         assert [one.tokens for one in decoder.generate(batch, 9)] == texts
     for nothing in ([], (), np.zeros((0, 3), np.int64), torch.zeros(0, 3, dtype=torch.int64)):
         assert decoder.generate(nothing, 9) == []
-
-
-def test_generate_repeated() -> None:
-    """One decoder gives the same text again after others, long and short."""
-    base = tiny_base("mistral", 2)
-    decoder = TreeDecoder(base, random_heads(base, HEADS, 2), TREES["64 nodes"])
-    first = decoder.generate(prompt_of(1), 20)
-    decoder.generate(prompt_of(2), 60)
-    decoder.generate([5], 1)
-    assert decoder.generate(prompt_of(1), 20) == first
-
-
-def test_decoder_heads_unused() -> None:
-    """A tree that is shallower than there are heads uses the first ones only."""
-    base = tiny_base("llama", 3)
-    many = random_heads(base, HEADS, 3)
-    assert many.lm_head is not None
-    few = MedusaHeads.from_tensors(many.weight[:, :2].detach(), many.bias[:, :2].detach(), many.lm_head[:2].detach())
-    tree = random_tree(3, nodes=40, depth=2, ranks=20)
-    one, other = (TreeDecoder(base, heads, tree).generate(prompt_of(3), 30) for heads in (many, few))
-    assert one == other
 
 
 def test_decoder_tree_too_deep() -> None:
@@ -284,25 +215,6 @@ def test_start_interleaved() -> None:
     assert texts == [stock(base, [3, 4], 20), stock(base, [5, 6], 30)]
 
 
-def test_start_two_decoders() -> None:
-    """Two decoders around one model may take turns."""
-    base = tiny_base("mistral", 4)
-    heads = random_heads(base, HEADS, 4)
-    texts: list[list[int]] = [[], []]
-    turns = [TreeDecoder(base, heads, TREES[name]).start([3, 4 + i], 20) for i, name in enumerate(("wide", "64 nodes"))]
-    for _ in range(20):
-        for text, decoding in zip(texts, turns, strict=True):
-            text.extend(next(decoding, []))
-    assert texts == [stock(base, [3, 4], 20), stock(base, [3, 5], 20)]
-
-
-def test_start_exhausted() -> None:
-    """Once a text has ended, nothing more comes."""
-    decoding = TreeDecoder(tiny_base("llama"), None, Tree(())).start([3], 2)
-    assert len(list(decoding)) == 2
-    assert next(decoding, None) is None
-
-
 @pytest.mark.parametrize("name", STORY_TREES)
 def test_generate_predicted_steps(story: tuple[Base, MedusaHeads], story_texts: list[Text], name: str) -> None:
     """On six stories each, the steps are those of replay over separate teacher-forced traces, text by text."""
@@ -317,24 +229,6 @@ def test_generate_predicted_steps(story: tuple[Base, MedusaHeads], story_texts: 
     assert [length for one in decoded for length in one.step_lengths] == (
         np.diff([*starts, predicted.tokens]).tolist()  # not only as many: the same steps
     )
-
-
-def test_generate_shuffled_traces(story: tuple[Base, MedusaHeads], story_texts: list[Text]) -> None:
-    """The prediction rests on the traces: with their rows shuffled within each text it is another."""
-    base, heads = story
-    tree, rng = STORY_TREES["random 24"], np.random.default_rng(0)
-    rows = head_ranks(base, heads, story_texts, 253)
-    shuffled = []
-    for row in rows:
-        whole = np.flatnonzero((row != NONE).all(axis=1))  # rows near the end keep their place, with their `NONE`
-        moved = row.copy()
-        moved[whole] = row[rng.permutation(whole)]
-        shuffled.append(moved)
-    measured = [len(TreeDecoder(base, heads, tree).generate(text.prompt, 96).step_lengths) for text in story_texts]
-    nothing = Provenance("", "", "", "", {})
-    true, moved = (as_calibration(story_texts, list(map(TextTraces, one)), 253, nothing) for one in (rows, shuffled))
-    assert replay(tree, true).steps_by_sequence().tolist() == measured
-    assert replay(tree, moved).steps_by_sequence().tolist() != measured
 
 
 @pytest.mark.parametrize("name", ["chain", "random 24"])
@@ -353,11 +247,6 @@ def test_generate_predicted_steps_end_of_text(
     assert [len(one.step_lengths) for one in decoded] == predicted.steps_by_sequence().tolist()
 
 
-def test_decoded_tokens_per_step() -> None:
-    """tau of one text is its tokens over its steps."""
-    assert Decoded([Step([5, 6, 7]), Step([8]), Step([9, 1])]).tokens_per_step == 2.0
-
-
 def test_own_generation_rules_are_set_aside() -> None:
     """Penalties and forbidden tokens in the model's own generation config change neither text, and stay in place."""
     base = tiny_base("llama", 5)
@@ -369,14 +258,6 @@ def test_own_generation_rules_are_set_aside() -> None:
     decoder = TreeDecoder(base, random_heads(base, 3), Tree.chain(3))
     assert decoder.generate(prompt, 24).tokens == stock(base, prompt, 24) == plain
     assert base.model.generation_config is config
-
-
-@pytest.mark.parametrize("ids", [[[[3, 8], [4, 9]]], [1.7, 2.0], [[1.7], [2.0]], [3, 61], [-1, 3]])
-def test_wrong_token_ids_are_refused(ids: list[object]) -> None:
-    """A batch of batches, fractions, and ids outside the vocabulary are a ValueError, not another text."""
-    decoder = TreeDecoder(tiny_base("llama", 5), None, Tree(()))
-    with pytest.raises(ValueError, match="token id"):
-        decoder.generate(torch.tensor(ids), 4)
 
 
 def test_decoder_leaves_the_callers_heads_alone() -> None:
@@ -460,23 +341,6 @@ def test_misuse_is_told_apart() -> None:
         decoder.prefill([], 4)
     with pytest.raises(TreeoptError, match="no heads were given"):
         TreeDecoder(base, None, Tree.chain(2))
-
-
-def test_compiled_forward_gives_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced by torch.compile (its tracer, without its code generator), one text and a batch come out the same."""
-    traced: list[object] = []
-
-    def compile_without_code(model: torch.nn.Module, **_: object) -> object:
-        traced.append(model)
-        return torch._dynamo.optimize("eager")(model)
-
-    monkeypatch.setattr(torch, "compile", compile_without_code)
-    base = tiny_base("llama", 6)
-    heads = random_heads(base, HEADS, 6)
-    plain, compiled = (TreeDecoder(base, heads, TREES["wide"], compile=asked) for asked in (False, True))
-    for prompts in (prompt_of(1), [prompt_of(2), prompt_of(3)]):
-        assert compiled.generate(prompts, 16) == plain.generate(prompts, 16)
-    assert traced == [base.model]
 
 
 @pytest.mark.parametrize("name", ["base", "heads", "drafter", "acceptance"])

@@ -13,7 +13,6 @@ from decoding import prompt_of, stock
 from drafters import planted, prompts_of, quick_drafter
 from helpers import random_tree
 from naive_draft import random_level, random_table
-from random_trees import RandomTrees
 from tiny import cycle_base, cycle_heads, tiny_base
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
@@ -21,7 +20,6 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import Decoded, DraftMetrics, Step
 from treeopt.decode.generate import TreeGenerateOutput, tree_generate
-from treeopt.decode.rules import Typical
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Drafts, ProposerSession
 from treeopt.drafting.plans import TreeSource, trees_for
@@ -210,21 +208,6 @@ def test_padding_of_per_step_trees() -> None:
         assert [token_paths(every, row) for row in rows] == [token_paths(drafts, row) for row in rows]
 
 
-def test_trees_of_their_own() -> None:
-    """Another source of trees is counted as well."""
-    base = tiny_base("llama", 5)
-    check(Recorded(RandomTrees(base, 16, 4)), base, [[3, 8, 21], [40], list(range(5, 35))], NEW)
-
-
-def test_typical_counts_its_steps() -> None:
-    """A lossy rule's steps add up too."""
-    base = cycle_base(1)
-    decoder = TreeDecoder(base, cycle_heads(base, 4, 1), Tree.chain(4), acceptance=Typical(0.7, 0.01))
-    found = decoder.generate([3, 8], 23).draft_metrics
-    assert (found.num_drafts, found.num_draft_tokens) == (5, 20)
-    assert found.mean_acceptance_length == 23 / 5
-
-
 def test_custom_loop() -> None:
     """The steps of `start` and `step` are lists of tokens that know the drafts verified for them."""
     base = cycle_base(1)
@@ -292,31 +275,6 @@ def test_tree_generate_stopped_by_a_criterion(place: int, expected: dict[str, An
     found = generated(base, [[3, 8]], Tree.chain(4), cycle_heads(base, 4, 1), max_new_tokens=20, stopping_criteria=ends)
     assert found.sequences.shape[1] == 2 + place + 1
     assert found.draft_metrics.as_dict() == expected
-
-
-def test_tree_generate_beyond_the_end() -> None:
-    """Without an end token all rows end where the last one is stopped; steps beyond it do not count."""
-    base = cycle_base(2, disturbed=0.02)
-    heads, tree = cycle_heads(base, 4, 2), random_tree(2, nodes=40, depth=4, ranks=5)
-    prompts = [[3, 8], [40, 1], [7, 9], [11, 2]]
-    decoded = TreeDecoder(base, heads, tree).generate(prompts, 40)
-    ends = [one.tokens[place] for one, place in zip(decoded, (2, 9, 4, 6), strict=True)]
-    length = 1 + max(next(i for i, token in enumerate(one.tokens) if token in ends) for one in decoded)
-    options = {"max_new_tokens": 40, "stopping_criteria": StoppingCriteriaList([EndsAt(ends, 2)])}
-    found = generated(base, prompts, tree, heads, **options)
-    assert found.sequences.shape[1] == 2 + length < 20
-    steps = []
-    for row, one in enumerate(decoded):
-        left = length
-        counted = []
-        for size, drafted in zip(one.step_lengths, one.step_draft_tokens, strict=True):
-            if left > 0:
-                counted.append((min(size, left) - 1, drafted))
-            left -= size
-        assert found.step_lengths[row] == tuple(accepted + 1 for accepted, _ in counted)
-        assert found.step_draft_tokens[row] == tuple(drafted for _, drafted in counted)
-        steps += counted
-    assert found.draft_metrics.as_dict() == figures(steps, 4)
 
 
 def test_total_of_different_depths() -> None:

@@ -13,6 +13,7 @@ from decoding import stock
 from drafters import SIZE_COST, answered, prompts_of
 from helpers import random_tree
 from naive_draft import random_drafter
+from predicted import predict
 from tiny import TREE_FAMILIES, cycle_base, random_heads, tiny_base
 
 import treeopt
@@ -22,9 +23,7 @@ from treeopt.defaults import MODEL, MODEL_NGRAM
 from treeopt.drafter import Drafter
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.learn import Learning, learn
-from treeopt.drafting.model import ModelSession
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.runs import predict
 from treeopt.models.base import Base
 from treeopt.models.given import as_draft, load_draft
 from treeopt.policy import Plan, TreePolicy
@@ -92,18 +91,6 @@ def test_a_model_that_drafts_for_itself() -> None:
     decoder = TreeDecoder(base, None, chain_of(drafter), drafter=drafter, draft=base)
     for prompt in ([3], list(range(1, 30))):
         assert decoder.generate(prompt, 6 * 4).step_lengths == [6] * 4
-
-
-def test_a_stale_draft_cache_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the draft model never sees the accepted tokens. The text stays, the steps do not."""
-    base = tiny_base("llama", 3)
-    drafter = Drafter.model_only(5, 4, base.fingerprint)
-    after = ModelSession.after
-    monkeypatch.setattr(ModelSession, "after", lambda self, first: [tokens[-1:] for tokens in after(self, first)])
-    decoder = TreeDecoder(base, None, chain_of(drafter), drafter=drafter, draft=base)
-    made = decoder.generate([5, 6, 7, 8], 24)
-    assert made.tokens == stock(base, [5, 6, 7, 8], 24)
-    assert made.step_lengths != [6] * 4
 
 
 def test_rows_that_end_and_rows_that_are_rewound() -> None:

@@ -11,7 +11,7 @@ import torch
 from chances import ALPHA, counted, p_value, small_base, text_probabilities
 from drafters import SIZE_COST, answered, learned, planted, prompts_of, quick_drafter
 from helpers import random_tree
-from kernel_scorer import listed
+from predicted import predict
 from tiny import cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
@@ -23,15 +23,13 @@ from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.kernel.session import KernelSession
 from treeopt.drafting.plans import TreeSource, check_plan, trees_for
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.runs import predict, trace
+from treeopt.evaluate.runs import trace
 from treeopt.evaluate.validate import validate
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
-from treeopt.optimize.replay import replay
 from treeopt.policy import Plan, TreePolicy
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
-from treeopt.traces import MISS, NONE
 from treeopt.tree import Tree
 
 NEW = 30
@@ -130,19 +128,6 @@ def paths_of(drafts: Drafts) -> set[tuple[int, ...]]:
     for token, parent in list(zip(tokens, parents, strict=True))[1:]:
         paths.append((*paths[parent], token))
     return set(paths)
-
-
-def test_node_ranks_of_a_small_tree_end() -> None:
-    """Where a step's tree has fewer nodes than places are traced, a token outside it is a miss."""
-    base = tiny_base("llama", 4)
-    drafter = Drafter.heads_only(1, 4)
-    heads = random_heads(base, 1, 3)
-    texts = answered(base, prompts_of(3, 4), 20)
-    calibration = trace(base, heads, texts, drafter, steps=1)
-    assert calibration.steps is not None
-    places = calibration.steps.node_rank
-    np.testing.assert_array_equal(places == MISS, (calibration.ranks >= 4) & (calibration.ranks != NONE))
-    assert (places == MISS).any()
 
 
 def test_default_weights_draft_as_the_heads(made: Made) -> None:
@@ -275,18 +260,6 @@ def test_candidates_of_small_vocabularies() -> None:
         TreeDecoder(base, heads, wide, drafter=plain)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_validate_with_a_drafter(made: Made, kind: str) -> None:
-    """Validation proves text and steps of every kind, and knows how deep drafts were accepted."""
-    drafter = made.drafters[True]
-    found = validate(made.base, made.heads, plan_of(kind, drafter), made.texts[:3], drafter=drafter, max_new_tokens=NEW)
-    assert found.lossless
-    assert found.prediction_misses == ()
-    assert found.predicted.tokens_per_step == found.tokens_per_step
-    np.testing.assert_allclose(found.measured_by_depth, found.predicted.acceptance_by_depth())
-    assert list(found.smaller) == [4, 8]
-
-
 def mismatches(made: Made) -> list[tuple[Plan, Drafter | None]]:
     """Plans with a drafter that is not theirs."""
     own, other = made.drafters[True], made.drafters[False]
@@ -315,16 +288,6 @@ def test_other_drafters_are_refused(made: Made) -> None:
             assert caught.value.code is Code.DRAFTER_MISMATCH
 
 
-def test_replay_refuses_other_drafters(made: Made) -> None:
-    """Traces of one drafter tell nothing of another's tree."""
-    calibration = trace(made.base, made.heads, made.texts, made.drafters[True])
-    for tree in (plan_of("static", made.drafters[False]), random_tree(1, nodes=4, depth=2, ranks=2)):
-        assert isinstance(tree, Tree)
-        with pytest.raises(TreeoptError) as caught:
-            replay(tree, calibration)
-        assert caught.value.code is Code.DRAFTER_MISMATCH
-
-
 def test_drafter_of_another_model_is_refused(made: Made) -> None:
     """Another number of heads and another vocabulary are E223, both named."""
     drafter = made.drafters[True]
@@ -343,14 +306,6 @@ def test_tree_deeper_than_the_drafter_is_refused(made: Made) -> None:
     assert caught.value.code is Code.TREE_TOO_DEEP
     policy = TreePolicy(8, 200, drafter.id)
     assert trees_for(made.base, made.heads, policy, drafter).depth == drafter.depth
-
-
-def test_no_heads_is_one_error(made: Made) -> None:
-    """Drafters need the heads that they correct."""
-    for kind in ("static", "dynamic"):
-        with pytest.raises(TreeoptError) as caught:
-            TreeDecoder(made.base, None, plan_of(kind, made.drafters[True]), drafter=made.drafters[True])
-        assert caught.value.code is Code.TREE_TOO_DEEP
 
 
 def test_size_cost_chooses_sizes(made: Made) -> None:
@@ -391,27 +346,6 @@ def test_recent_holds_the_root() -> None:
     decoded = TreeDecoder(base, heads, tree, drafter=drafter).generate(texts[0].prompt, 20)
     assert decoded.tokens == texts[0].answer
     assert decoded.step_lengths == [4] * 5
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_rescored_tokens_path_by_path(made: Made, seed: int) -> None:
-    """Every node of a bushy tree holds what walking its own path alone finds, in every row."""
-    drafter = made.drafters[True]
-    tree = dataclasses.replace(random_tree(seed, nodes=40, depth=drafter.depth, ranks=3), drafter=drafter.id)
-    rng = np.random.default_rng(seed)
-    hidden = torch.from_numpy(rng.normal(size=(3, made.base.hidden_size)).astype(np.float32))
-    recent = rng.integers(0, made.base.vocab_size, (3, 32)).tolist()
-    trees = trees_for(made.base, made.heads, tree, drafter)
-    found = drafts_of(trees, recent, hidden).tokens
-    for row in range(3):
-        session = trees.start([recent[row]])
-        with torch.inference_mode():
-            session.begin(torch.tensor(recent[row][-1:]), hidden[row : row + 1])
-        for node, path in enumerate(tree.paths, start=1):
-            tokens: list[int] = []
-            for rank in path:
-                tokens.append(listed(session, tokens)[0][rank])
-            assert found[row, node] == tokens[-1]
 
 
 def test_batch_takes_the_size_that_most_gains(made: Made) -> None:

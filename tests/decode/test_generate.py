@@ -27,7 +27,6 @@ from transformers.generation.streamers import BaseStreamer
 from treeopt import tree_generate
 from treeopt.decode.generate import TreeGenerateOutput
 from treeopt.decode.rules import Sample
-from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import save_drafter
 from treeopt.files.policies import save_policy
@@ -35,7 +34,7 @@ from treeopt.files.trees import save_tree
 from treeopt.models.base import Base
 from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
-from treeopt.policy import Plan, TreePolicy
+from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
 from treeopt.verify import probe
 
@@ -287,13 +286,6 @@ def test_errors_reach_the_caller(model: PreTrainedModel, heads: MedusaHeads) -> 
         assert caught.value.code is code
 
 
-def test_tree_by_its_name_or_file(model: PreTrainedModel, heads: MedusaHeads, tmp_path: Path) -> None:
-    """A tree may be named, as on the command line."""
-    save_tree(TREE, tmp_path / "tree.yaml")
-    options = {**ALONE, "max_new_tokens": 12, "do_sample": False, "custom_generate": tree_generate, "heads": heads}
-    assert model.generate(**options, tree=str(tmp_path / "tree.yaml")).equal(model.generate(**options, tree=TREE))
-
-
 def test_model_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many calls of generate probe a model once."""
     base = cycle_base(5)
@@ -320,39 +312,25 @@ def test_model_is_left_alone(model: PreTrainedModel, heads: MedusaHeads) -> None
     assert model.generation_config.to_dict() == config
 
 
-@dataclasses.dataclass(frozen=True)
-class Drafting:
-    """A plan of each kind in files beside their drafter."""
-
-    drafter: Drafter
-    plans: dict[str, Plan]
-    folder: Path
-
-
 @pytest.fixture(scope="module")
-def drafting(model: PreTrainedModel, heads: MedusaHeads, tmp_path_factory: pytest.TempPathFactory) -> Drafting:
-    """A drafter that was learned from texts of the model."""
+def drafting(model: PreTrainedModel, heads: MedusaHeads, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a plan of each kind in files beside their drafter, which was learned from texts of the model."""
     folder = tmp_path_factory.mktemp("drafting")
     drafter = quick_drafter(Base(model, None, "tiny"), heads)
     source = {"drafter": str(folder / "d.safetensors")}
     tree = Tree.from_paths([(rank,) for rank in range(8)] + [(0, rank) for rank in range(8)])
-    plans: dict[str, Plan] = {
-        "static": dataclasses.replace(tree, drafter=drafter.id, source=source),
-        "dynamic": TreePolicy(40, 3, drafter.id, source=source),
-        "size_cost": TreePolicy(16, drafter.depth, drafter.id, SIZE_COST, source=source),
-    }
     save_drafter(drafter, folder / "d.safetensors")
-    for name, plan in plans.items():
-        save = save_tree if isinstance(plan, Tree) else save_policy
-        save(plan, folder / f"{name}.yaml")  # type: ignore[operator]  # each saves its own kind
-    return Drafting(drafter, plans, folder)
+    save_tree(dataclasses.replace(tree, drafter=drafter.id, source=source), folder / "static.yaml")
+    save_policy(TreePolicy(40, 3, drafter.id, source=source), folder / "dynamic.yaml")
+    save_policy(TreePolicy(16, drafter.depth, drafter.id, SIZE_COST, source=source), folder / "size_cost.yaml")
+    return folder
 
 
 @pytest.mark.parametrize("rows", INPUTS)
 @pytest.mark.parametrize("kind", ["static", "dynamic", "size_cost"])
 @pytest.mark.parametrize("name", ["plain", "own and stock", "own criterion and end", "no_repeat_ngram_size"])
 def test_equal_to_stock_with_drafters(
-    model: PreTrainedModel, heads: MedusaHeads, drafting: Drafting, name: str, kind: str, rows: str
+    model: PreTrainedModel, heads: MedusaHeads, drafting: Path, name: str, kind: str, rows: str
 ) -> None:
     """A plan by its file gives stock's text, with processors and criteria, alone and left-padded."""
     options = {"max_new_tokens": NEW, "do_sample": False, **OPTIONS[name](model), **INPUTS[rows]}
@@ -360,53 +338,10 @@ def test_equal_to_stock_with_drafters(
         **options,
         **OWN,
         heads=heads,
-        tree=str(drafting.folder / f"{kind}.yaml"),
+        tree=str(drafting / f"{kind}.yaml"),
         return_dict_in_generate=True,
     )
     assert ours.sequences.tolist() == model.generate(**options).tolist()
-
-
-@pytest.mark.parametrize("kind", ["static", "dynamic", "size_cost"])
-def test_drafter_as_file_and_record(model: PreTrainedModel, heads: MedusaHeads, drafting: Drafting, kind: str) -> None:
-    """Plan and drafter may each be a record or a file; all give the same steps; a plan alone as a record is E223."""
-    options = {**ALONE, "max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
-    options |= {"custom_generate": tree_generate, "heads": heads}
-    plan, file = drafting.plans[kind], str(drafting.folder / f"{kind}.yaml")
-    drafters = (drafting.drafter, str(drafting.folder / "d.safetensors"))
-    found = [model.generate(**options, tree=tree, drafter=one) for tree in (plan, file) for one in drafters]
-    found.append(model.generate(**options, tree=file))
-    assert len({one.step_lengths for one in found}) == 1
-    other = Drafter.heads_only(2, 4)
-    for tree, drafter in ((plan, None), (plan, other), (file, other), (TREE, drafting.drafter)):
-        with pytest.raises(TreeoptError) as caught:
-            model.generate(**options, tree=tree, drafter=drafter)
-        assert caught.value.code is Code.DRAFTER_MISMATCH
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_sampling_distribution_with_drafters(dynamic: bool) -> None:
-    """With do_sample, texts of heads+ngram and per-step trees have the distribution of sampling without a tree."""
-    base, counts = small_base(), np.zeros(SMALL**LENGTH)
-    heads = random_heads(base, 2, 3)
-    drafter = quick_drafter(base, heads)
-    paths = [path for depth in (1, 2) for path in np.ndindex(*[2] * depth)]
-    plan = TreePolicy(8, 3, drafter.id) if dynamic else Tree.from_paths(paths, drafter=drafter.id)
-    torch.manual_seed(1)
-    for _ in range(12):
-        texts = base.model.generate(
-            torch.tensor([PROMPT]),
-            num_return_sequences=256,
-            max_new_tokens=LENGTH,
-            do_sample=True,
-            top_k=0,
-            custom_generate=tree_generate,
-            heads=heads,
-            tree=plan,
-            drafter=drafter,
-        )
-        for text in texts[:, len(PROMPT) :].tolist():
-            counts[int(np.polyval(text, SMALL))] += 1
-    assert p_value(counts, text_probabilities(base, Sample())) > ALPHA
 
 
 def test_heads_without_a_tree(model: PreTrainedModel, heads: MedusaHeads) -> None:

@@ -131,12 +131,6 @@ def test_positions(family: str) -> None:
     refused("position_ids", lambda: model.generate(**PADDED, position_ids=padded_as_one, **OPTIONS, **TREES))
 
 
-def test_other_positions_change_the_text_of_stock() -> None:
-    """So they must not be ignored."""
-    model, others = tiny_base("gpt2", 3).model, torch.tensor([[9, 30, 2, 77]])
-    assert not model.generate(ALONE, position_ids=others, **OPTIONS).equal(model.generate(ALONE, **OPTIONS))
-
-
 @pytest.mark.parametrize("given", [tree_generate, functools.partial(tree_generate)], ids=["function", "partial"])
 def test_assistant_model_is_refused(model: PreTrainedModel, heads: MedusaHeads, given: Any) -> None:
     """`generate` does not pass it on, and it is not ignored."""

@@ -128,14 +128,6 @@ def test_second_call_makes_nothing(
     assert found[0].step_lengths == found[1].step_lengths == found[2].step_lengths
 
 
-def test_names_of_the_zoo_are_kept(base: Base, made: list[Any]) -> None:
-    """A tree by its name is kept too."""
-    heads = cycle_heads(base, 4)
-    for _ in range(2):
-        run(base.model, heads=heads, tree="mc_sim_7b_63")
-    assert len(made) == 1
-
-
 def test_compiled_trees_are_kept(base: Base, heads: MedusaHeads, made: list[Any]) -> None:
     """A compiled tree is kept by its identity, until its tensors are written to."""
     buffers = compile_tree(TREE)
@@ -184,19 +176,6 @@ def test_changed_tree_is_read_again(base: Base, heads: MedusaHeads, folder: Path
         run(base.model, heads=heads, tree=str(path))
 
 
-def test_a_name_is_one_of_its_folder(
-    base: Base, heads: MedusaHeads, folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any
-) -> None:
-    """The same relative name in another folder is another file."""
-    other = tmp_path_factory.mktemp("other")
-    save_tree(Tree.chain(1), other / "t.yaml")
-    depths = []
-    for place in (folder, other, folder):
-        monkeypatch.chdir(place)
-        depths.append(run(base.model, heads=heads, tree="t.yaml").tree_depth)
-    assert depths == [3, 1, 3]
-
-
 def test_other_heads_are_not_used(base: Base, heads: MedusaHeads, made: list[Any]) -> None:
     """Other heads, and heads that were written to, give the steps that they give without anything kept."""
     half = cycle_heads(base, 3).to(torch.bfloat16)  # converted for the model, so a copy is kept
@@ -221,14 +200,6 @@ def test_heads_follow_the_model(base: Base, heads: MedusaHeads, made: list[Any])
     base.model.to(torch.float32)
     run(base.model, heads=heads, tree=TREE)
     assert len(made) == 3
-
-
-def test_weights_of_the_model_are_read_at_each_call(base: Base, heads: MedusaHeads) -> None:
-    """A model whose weights were written to gives its new text."""
-    first = run(base.model, heads=heads, tree=TREE).sequences
-    with torch.no_grad():
-        base.lm_head.weight.copy_(base.lm_head.weight.roll(1, 0))
-    assert not run(base.model, heads=heads, tree=TREE).sequences.equal(first)
 
 
 @pytest.mark.parametrize("name", ["tree", "record", "nothing"])
@@ -267,16 +238,6 @@ def test_few_decoders_are_kept(base: Base, heads: MedusaHeads, made: list[Any]) 
     assert len(made) == 7
     assert made[2]() is not None
     assert made[3]() is None
-
-
-def test_model_in_training_mode_is_refused(base: Base, heads: MedusaHeads) -> None:
-    """A kept decoder is no way around the check."""
-    run(base.model, heads=heads, tree=TREE)
-    base.model.train()
-    with pytest.raises(TreeoptError) as caught:
-        base.model.generate(PROMPT, max_new_tokens=2, custom_generate=tree_generate, heads=heads, tree=TREE)
-    assert caught.value.code is Code.NO_TREES
-    assert caught.value.what == "LlamaForCausalLM is in training mode"  # a model without a name
 
 
 class Shift(LogitsProcessor):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from drafters import answered as answers_of
 from drafters import learned, planted, prompts_of
+from predicted import predict
 from tiny import TREE_FAMILIES, random_heads, tiny_base
 
 import treeopt
@@ -16,7 +17,6 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.plans import as_plan_for
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.runs import predict
 from treeopt.evaluate.validate import validate
 from treeopt.files.drafters import save_drafter
 from treeopt.models.base import Base

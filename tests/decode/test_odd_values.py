@@ -14,9 +14,7 @@ from tiny import VOCAB, random_heads, tiny_base
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Sample, Typical
 from treeopt.errors import Code, TreeoptError, memory_as_error
-from treeopt.evaluate.profile import measure_profile
 from treeopt.models.base import Base
-from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
 from treeopt.tree import Tree
 
@@ -133,25 +131,6 @@ def test_budgets_that_are_no_numbers_are_refused(decoder: TreeDecoder, budget: A
         decoder.generate([3, 5], budget)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"nodes": []},
-        {"nodes": [0]},
-        {"contexts": []},
-        {"batches": [0]},
-        {"batches": []},
-        {"repeats": 0},
-    ],
-    ids=str,
-)
-def test_profile_refuses(base: Base, heads: MedusaHeads, given: dict[str, Any]) -> None:
-    """Numbers out of range, and lists without any, are a ValueError that names them."""
-    loaded = LoadedHeads(heads, "heads", "file", None, "id", ())
-    with pytest.raises(ValueError, match=next(iter(given))):
-        measure_profile(base, loaded, **{"nodes": [2], "contexts": [8], "repeats": 1, **given})
-
-
 def fail(error: Exception) -> None:
     """Raise it."""
     raise error
@@ -177,29 +156,3 @@ def test_other_faults_are_no_lack_of_memory() -> None:
     """A bug stays a bug."""
     with pytest.raises(RuntimeError, match="other"), memory_as_error("less"):
         fail(RuntimeError("other"))
-
-
-def test_prompt_may_have_a_dimension_of_one_row(decoder: TreeDecoder) -> None:
-    """Token ids [T], [1, T], a list of numbers and a batch of one give the same text."""
-    ids = torch.tensor([3, 8, 21])
-    expected = decoder.generate(ids, 4).tokens
-    assert decoder.generate(ids[None], 4).tokens == decoder.generate(ids.tolist(), 4).tokens == expected
-    assert [one.tokens for one in decoder.generate([ids[None]], 4)] == [expected]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"base": 1}, "base"),
-        ({"heads": 1}, "heads"),
-        ({"drafter": 1}, "drafter"),
-        ({"acceptance": Sample}, "acceptance"),
-    ],
-)
-def test_arguments_of_other_types_are_refused(
-    base: Base, heads: MedusaHeads, wrong: dict[str, Any], named: str
-) -> None:
-    """A TypeError names the argument and what it takes."""
-    given = {"base": base, "heads": heads, "tree": Tree.chain(1), **wrong}
-    with pytest.raises(TypeError, match=f"^{named} is .* not an object of type"):
-        TreeDecoder(given.pop("base"), given.pop("heads"), given.pop("tree"), **given)

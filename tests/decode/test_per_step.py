@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
-import torch
 from chances import ALPHA, counted, p_value, small_base, text_probabilities
 from decoding import stock
-from random_trees import RandomTrees, compile_parents
-from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
+from random_trees import RandomTrees
+from tiny import TREE_FAMILIES, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.decode.rules import Greedy, Rule, Sample, Typical
-from treeopt.drafting.heads import HeadsProposer
+from treeopt.decode.rules import Rule, Sample
 from treeopt.drafting.interface import Drafts
-from treeopt.drafting.plans import StaticTree
-from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
-from treeopt.tree import Tree
-from treeopt.verify.buffers import BUFFER_NAMES
 
 NEW = 24
 PROMPTS = [[3, 8, 21], [40], list(range(5, 35)), [9] * 17]  # shorter and longer than the sliding windows
@@ -47,13 +39,6 @@ def test_text_is_stocks(family: str, nodes: int, depth: int) -> None:
     assert np.mean([length for one in batch for length in one.step_lengths]) > 1.1
 
 
-def test_one_node_makes_one_token_a_step() -> None:
-    """The smallest tree is plain decoding."""
-    base = tiny_base("llama", 1)
-    decoded = decoder_of(base, nodes=1, depth=0).generate(PROMPTS[0], 9)
-    assert (decoded.tokens, decoded.step_lengths) == (stock(base, PROMPTS[0], 9), [1] * 9)
-
-
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
 def test_rows_end_at_their_own_places(family: str) -> None:
     """Rows that end early leave, and those that go on keep their own trees and texts."""
@@ -75,21 +60,6 @@ def test_text_to_the_last_position(family: str, prompt: int) -> None:
     assert [one.tokens for one in decoded] == [stock(base, one, 40 - prompt) for one in prompts]
 
 
-@pytest.mark.parametrize("rule", [Sample(0), Typical(0)])
-def test_temperature_zero_is_greedy(rule: Rule) -> None:
-    """At temperature 0 both other rules give the greedy texts in the same steps."""
-    base = tiny_base("llama", 2)
-    exact, other = (decoder_of(base, rule=one).generate(PROMPTS, NEW) for one in (Greedy(), rule))
-    assert exact == other
-
-
-def test_typical_runs_lossily() -> None:
-    """Above temperature 0 the typical rule accepts drafts too, and fills every budget."""
-    decoded = decoder_of(tiny_base("llama", 2), rule=Typical(2.0, epsilon=0.01)).generate(PROMPTS, NEW)
-    assert [len(one.tokens) for one in decoded] == [NEW] * len(PROMPTS)
-    assert max(length for one in decoded for length in one.step_lengths) > 1
-
-
 @pytest.mark.parametrize("rule", [Sample(), Sample(temperature=1.3, top_k=4, top_p=0.9)])
 def test_sample_distribution(rule: Sample) -> None:
     """Texts through random trees are distributed as plain sampling distributes them; many drafts are accepted."""
@@ -99,25 +69,6 @@ def test_sample_distribution(rule: Sample) -> None:
     assert p_value(counted(decoder), text_probabilities(base, rule)) > ALPHA
     decoded = decoder.generate([[1, 4, 2]] * 64, 8)
     assert np.mean([len(one.step_lengths) for one in decoded]) < 0.8 * 8
-
-
-class Shared(RandomTrees):
-    """One random tree a step for all rows, with the first row's tokens below every root."""
-
-    def grown(self, roots: list[int], recent: list[list[int]] | None) -> Drafts:
-        drafts = super().grown(roots[:1], None if recent is None else recent[:1])
-        tokens = drafts.tokens.repeat(len(roots), 1)
-        tokens[:, 0] = torch.tensor(roots)
-        first = {name: getattr(drafts.tree, name)[0] for name in BUFFER_NAMES}
-        return Drafts(tokens, dataclasses.replace(drafts.tree, **first))
-
-
-def test_one_tree_for_all_rows() -> None:
-    """A step's tree may be shared by the rows."""
-    base = tiny_base("qwen2-mixed", 3)
-    decoded = TreeDecoder(base, None, Shared(base, 16, 3)).generate(PROMPTS, NEW)
-    assert [one.tokens for one in decoded] == [stock(base, prompt, NEW) for prompt in PROMPTS]
-    assert any(max(one.step_lengths) > 1 for one in decoded)
 
 
 class Asking(RandomTrees):
@@ -149,16 +100,6 @@ def test_recent_tokens(window: int) -> None:
     assert texts[1][1:] == stock(base, PROMPTS[1], len(texts[1]) - 1)
 
 
-def test_static_tree_of_the_heads_is_the_tree() -> None:
-    """A decoder given heads and a tree is one given their source of trees."""
-    base, tree = tiny_base("llama", 2), Tree.from_paths([(rank,) for rank in range(VOCAB)])
-    heads = random_heads(base, 2)
-    trees = StaticTree(HeadsProposer(base, heads), tree, base.device)
-    given, made = TreeDecoder(base, None, trees), TreeDecoder(base, heads, tree)
-    assert given.tree == made.tree == tree
-    assert given.generate(PROMPTS, NEW) == made.generate(PROMPTS, NEW)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_rewound_rows_continue_from_the_mark(seed: int) -> None:
     """Rows that are rewound to a mark continue as if the steps since then had not been."""
@@ -176,37 +117,3 @@ def test_rewound_rows_continue_from_the_mark(seed: int) -> None:
             texts[index] += step
     for prompt, text in zip(PROMPTS, texts, strict=True):
         assert text[len(prompt) :] == stock(base, prompt, len(text) - len(prompt))
-
-
-def test_errors_are_the_decoders() -> None:
-    """No room, and a base that cannot verify trees, are the errors of any decoder."""
-    base = tiny_base("llama", max_position_embeddings=40)
-    with pytest.raises(TreeoptError) as caught:
-        decoder_of(base).generate([PROMPTS[2]], 11)
-    assert caught.value.code is Code.CONTEXT_FULL
-    with pytest.raises(TreeoptError) as caught:
-        decoder_of(tiny_base("mpt"))
-    assert caught.value.code is Code.NO_TREES
-
-
-def test_compiled_forward_gives_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced whole by torch.compile's tracer, trees that change leave the forward's shapes alone."""
-    base = tiny_base("llama", 6)
-    monkeypatch.setattr(torch, "compile", lambda model, **_: torch._dynamo.optimize("eager")(model))
-    plain, compiled = (TreeDecoder(base, None, RandomTrees(base, 12, 3, 6), compile=asked) for asked in (False, True))
-    for prompts in (PROMPTS[0], PROMPTS[1:3]):
-        assert compiled.generate(prompts, 12) == plain.generate(prompts, 12)
-
-
-def test_senseless_trees_cost_steps_only() -> None:
-    """Another row's tree under a row's tokens loses most right drafts, and changes no text."""
-    base = tiny_base("llama", 2)
-
-    class Off(RandomTrees):
-        def grown(self, roots: list[int], recent: list[list[int]] | None) -> Drafts:
-            drafts = super().grown(roots, recent)
-            return Drafts(drafts.tokens, compile_parents(drafts.tree.parents.roll(1, 0), self.depth))
-
-    right, off = (TreeDecoder(base, None, kind(base, 30, 3)).generate(PROMPTS, NEW) for kind in (RandomTrees, Off))
-    assert [one.tokens for one in off] == [one.tokens for one in right]
-    assert sum(len(one.step_lengths) for one in off) > sum(len(one.step_lengths) for one in right)

@@ -9,6 +9,7 @@ from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, R
 from treeopt.evaluate.metrics import Metrics, Trial
 from treeopt.evaluate.validate import Validation, advice
 from treeopt.optimize.replay import Replay
+from treeopt.texts.encode import Text
 
 
 def found(tree: float, plain: float, stock: float, lookup: float) -> Validation:
@@ -17,8 +18,8 @@ def found(tree: float, plain: float, stock: float, lookup: float) -> Validation:
     lengths = {name: [1] * 100 for name in seconds} | {TREE: [61, *[1] * 39]}
     runs = {name: [Run([7] * 100, lengths[name], 1, 0.1, seconds[name])] for name in seconds}
     nothing = Replay(np.zeros(0, np.int8), np.zeros(0, np.bool_), np.zeros(1, np.int64), 1)
-    metrics = Metrics((Trial("a:0", None, 1, runs, 40),))
-    return Validation(metrics, nothing, None, 64, {8: 1.9, 16: 2.1}, (), {}, 1, 1, {}, (), ())
+    metrics = Metrics((Trial(Text("a:0", [], []), runs, 40),))
+    return Validation(metrics, nothing, None, 64, {8: 1.9, 16: 2.1}, (), {}, 1, 1, {}, ())
 
 
 def test_fastest_tree_needs_no_advice() -> None:

@@ -18,9 +18,9 @@ from treeopt.errors import TreeoptError
 from treeopt.evaluate import compare as module
 from treeopt.evaluate.baselines import Baseline, Call, Run, with_generate, with_memory
 from treeopt.evaluate.compare import NO_DRAFT, NO_HEADS, recycle_texts
-from treeopt.evaluate.comparison import FASTEST, METHODS, CompareOptions, Comparison, halves, spread_evenly
+from treeopt.evaluate.comparison import FASTEST, CompareOptions, Comparison, halves, spread_evenly
 from treeopt.evaluate.metrics import Spread
-from treeopt.evaluate.timed_step import TimedStep
+from treeopt.evaluate.profile import TimedStep
 from treeopt.models.base import Base
 from treeopt.models.logits import top_ids
 from treeopt.texts.answers import AnswerOptions, answer_all
@@ -307,8 +307,3 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     [name] = options
     with pytest.raises(ValueError, match=name):
         CompareOptions(**options)
-
-
-def test_all_methods_are_the_default() -> None:
-    """Without a choice every method is compared."""
-    assert tuple(CompareOptions().methods) == METHODS

@@ -147,36 +147,6 @@ def test_copy_is_exact_and_apart(dtype: torch.dtype) -> None:
     assert model.dtype == dtype
 
 
-def test_copy_is_never_made_on_the_device() -> None:
-    """Every tensor leaves the device before it is cast, so the device holds no second model and no float64 at all.
-
-    The meta device stands for one: whatever were cast there would have to be moved afterwards, which it refuses.
-    """
-    model = tiny_base("llama").model.to("meta")
-    with pytest.raises(NotImplementedError, match="meta"):
-        _in_float64(model)
-    moved: list[tuple[str, torch.dtype]] = []
-
-    class Noted(torch.nn.Parameter):
-        def cpu(self) -> torch.Tensor:
-            moved.append((self.device.type, self.dtype))
-            return torch.zeros(self.shape, dtype=self.dtype)
-
-        def detach(self) -> torch.Tensor:
-            return self
-
-        def to(self, *_inputs: object, **_named: object) -> torch.Tensor:
-            raise AssertionError("cast on its device")
-
-        double = to
-
-    small = torch.nn.Linear(2, 2, device="meta", dtype=torch.bfloat16)
-    small.weight = Noted(small.weight.data, requires_grad=False)
-    small.bias = Noted(small.bias.data, requires_grad=False)
-    assert _in_float64(small).weight.dtype == torch.float64
-    assert moved == [("meta", torch.bfloat16)] * 2
-
-
 def test_undecided_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the model cannot be copied the cause is undecided, and not tolerated."""
     base = tiny_base("llama")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +15,9 @@ from treeopt.decode.decoder import Rows, TreeDecoder
 from treeopt.drafting.learn import Learning
 from treeopt.drafting.ngram import RecordProposer
 from treeopt.evaluate import learn_drafter as module
-from treeopt.evaluate import timed_step
+from treeopt.evaluate import profile as timed_step
 from treeopt.evaluate.learn_drafter import LearnedDrafter, learn_drafter
-from treeopt.evaluate.timed_step import TimedStep
+from treeopt.evaluate.profile import TimedStep
 from treeopt.evaluate.validate import validate
 from treeopt.files.drafters import load_drafter, save_drafter
 from treeopt.models.base import Base
@@ -241,19 +240,6 @@ def test_equal_trees_are_measured_once(base: Base, monkeypatch: pytest.MonkeyPat
     assert [(one.nodes, one.kind) for one in found.figures] == [(1, "none"), (4, "dynamic"), (12, "dynamic")]
     assert {one.tokens_per_step for one in found.figures} == {1.0}
     assert found.drafter.plan == Tree((), (), drafter=found.drafter.id)
-
-
-def test_nothing_counted(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 0 tokens the n-gram table is empty, and the text so far gives the candidates."""
-    plant(monkeypatch, COSTS["all alike"])
-    none = dataclasses.replace(LITTLE, tokens=0)
-    found = learn_drafter(base, PROMPTS, learning=none, sizes=(8,), max_new_tokens=NEW)
-    table = found.drafter.ngram_table
-    assert table is not None
-    assert (table.empty, table.contexts, found.run.learned and found.run.learned.tokens) == (True, 0, 0)
-    assert found.drafter.voted > 0
-    validated = validate(base, None, None, OTHERS, drafter=found.drafter, max_new_tokens=NEW)
-    assert (validated.lossless, validated.prediction_misses) == (True, ())
 
 
 def test_steps_fit_into_a_small_context(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from treeopt.decode.draft_metrics import DraftMetrics
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Call, Run, with_decoder, with_generate
 from treeopt.evaluate.metrics import Metrics, Spread, Trial
 from treeopt.optimize.replay import Replay, visits
+from treeopt.texts.encode import Text
+from treeopt.texts.prompts import Prompt
 from treeopt.tree import Tree
 
 
@@ -24,7 +26,8 @@ def trial(name: str, tree: list[Run], plain: list[Run], *, category: str | None 
     """A text that the tree and the one-token loop decoded; stock and prompt lookup as the loop."""
     runs = {GENERATE: plain, LOOKUP: plain, AUTOREGRESSIVE: plain, TREE: tree}
     predicted = len(tree[0].step_lengths), len(tree[0].tokens)
-    return Trial(name, category, turn, runs, predicted_steps=predicted[0], predicted_tokens=predicted[1])
+    text = Text(name, [], [], Prompt(name, None, "", None, category, turn))
+    return Trial(text, runs, predicted_steps=predicted[0], predicted_tokens=predicted[1])
 
 
 def test_metrics_hand_written() -> None:
@@ -48,9 +51,9 @@ def test_metrics_sum_before_they_divide() -> None:
 def test_metrics_predicted_tokens_per_step_is_of_predicted_tokens() -> None:
     """(9.5 + 4) / (4 + 2), whatever any baseline decoded; None where nothing is predicted."""
     runs = {name: [run(tokens, 2, 1.0)] for name, tokens in ((GENERATE, 10), (AUTOREGRESSIVE, 8), (TREE, 6))}
-    trials = tuple(Trial(f"a:{steps}", None, 1, runs, steps, tokens) for steps, tokens in ((4, 9.5), (2, 4)))
+    trials = tuple(Trial(Text(f"a:{steps}", [], []), runs, steps, tokens) for steps, tokens in ((4, 9.5), (2, 4)))
     assert Metrics(trials).predicted_tokens_per_step == 2.25
-    assert Metrics((Trial("a:0", None, 1, runs),)).predicted_tokens_per_step is None
+    assert Metrics((Trial(Text("a:0", [], []), runs),)).predicted_tokens_per_step is None
 
 
 def test_metrics_spread_over_repeats() -> None:
@@ -101,7 +104,10 @@ def test_draft_metrics_of_the_trees_runs() -> None:
     }
     budgets = (13, 6, 4)  # tokens in steps of four: a last root alone, two drafts beyond the budget, a full step
     trials = tuple(
-        Trial(f"a:{n}", f"of {n}", 1, {name: baseline([[3, 8]], n, Call(0)) for name, baseline in runs.items()}, 0)
+        Trial(
+            Text("a:0", [], [], Prompt("a:0", None, "", None, f"of {n}")),
+            {name: baseline([[3, 8]], n, Call(0)) for name, baseline in runs.items()},
+        )
         for n in budgets
     )
     found = Metrics(trials).draft_metrics()

@@ -13,22 +13,19 @@ from treeopt.cli import doctor_command as environment
 from treeopt.cli.doctor_command import check_hub
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.baselines import Call, seeded
-from treeopt.evaluate.profile import MOST_BATCH, _check_numbers
+from treeopt.evaluate.profile import MOST_BATCH, ProfileOptions
 
 
 def test_numbers_of_a_profile() -> None:
     """Lists of whole numbers from 1; the largest batch is allowed, one more is E403."""
-    _check_numbers([1], [1], [1, MOST_BATCH], 1)
+    assert ProfileOptions(batches=[MOST_BATCH, 1]).batches == (1, MOST_BATCH)
     with pytest.raises(TreeoptError) as caught:
-        _check_numbers([1], [1], [MOST_BATCH + 1, 1], 1)
+        ProfileOptions(batches=[MOST_BATCH + 1, 1])
     assert caught.value.code is Code.OUT_OF_MEMORY
-    for nodes, contexts, batches, repeats, name in (
-        ([], [1], [1], 1, "nodes"), ([1], "1", [1], 1, "contexts"), ([1], [1], 1, 1, "batches"),
-        ([1.5], [1], [1], 1, "nodes"), ([1], [True], [1], 1, "contexts"), ([0], [1], [1], 1, "nodes"),
-        ([1], [1], [0], 1, "batches"), ([1], [1], [1], 0, "repeats"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=name):
-            _check_numbers(nodes, contexts, batches, repeats)  # type: ignore[arg-type]
+    wrong = ({"nodes": []}, {"contexts": "1"}, {"batches": 1}, {"nodes": [1.5]}, {"contexts": [True]}, {"nodes": [0]})
+    for given in (*wrong, {"batches": [0]}, {"repeats": 0}):
+        with pytest.raises(ValueError, match=next(iter(given))):
+            ProfileOptions(**given)
 
 
 def test_seeds_differ_by_call_name_and_seed() -> None:

@@ -6,7 +6,6 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from drafters import quick_drafter
@@ -14,15 +13,13 @@ from tiny import TREE_FAMILIES, VOCAB, cycle, cycle_base, random_heads, tiny_bas
 from torch import Tensor
 
 from treeopt.decode.decoder import Rows, TreeDecoder
-from treeopt.decode.rules import Greedy
 from treeopt.defaults import KINDS
 from treeopt.drafter import Drafter, Level
 from treeopt.drafting.count import NgramCounts
 from treeopt.drafting.plans import PerStepTrees, StaticTree
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate import profile as profile_module
-from treeopt.evaluate.profile import generic_growth, largest_context, measure_profile
-from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep, model_texts
+from treeopt.evaluate.profile import AcceptDeepest, TimedStep, generic_growth, measure_profile, model_texts
 from treeopt.models.base import Base
 from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
@@ -90,7 +87,7 @@ def test_rounds_interleave_and_the_quiet_ones_count(base: Base, monkeypatch: pyt
         return 0.01 if not place else seconds + (place != 1 + turn % 3) * 100.0
 
     monkeypatch.setattr(TimedStep, "seconds", planted)
-    monkeypatch.setattr("treeopt.evaluate.timed_step._TIMED", 3)  # that of the program; the other tests' is less
+    monkeypatch.setattr("treeopt.evaluate.profile._TIMED", 3)  # that of the program; the other tests' is less
     profile = measure_profile(base, loaded_heads(base), nodes=(1, 5), contexts=(8,), repeats=5)
     assert order == [1, 1, 1, 1, 5, 5, 5, 5] * 6
     assert [(p.nodes, p.low, p.seconds, p.high) for p in profile.points] == [(1, 6.0, 7.0, 8.0), (5, 7.0, 8.0, 9.0)]
@@ -106,7 +103,7 @@ def test_every_second_is_of_the_decoders_own_step(base: Base, monkeypatch: pytes
         return step(decoder, rows)
 
     monkeypatch.setattr(TreeDecoder, "step", slow)
-    monkeypatch.setattr("treeopt.evaluate.timed_step.now", lambda _base: clock[0])
+    monkeypatch.setattr("treeopt.evaluate.profile.now", lambda _base: clock[0])
     profile = measure_profile(base, loaded_heads(base), nodes=(4, 9), contexts=(8,), batches=(2,), repeats=2)
     assert [(p.nodes, p.low, p.seconds, p.high) for p in profile.points] == [(n, n, n, n) for n in (1, 4, 9)]
 
@@ -136,7 +133,7 @@ def test_drafting_is_priced(base: Base, kind: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(TreeDecoder, "step", step)
     slower(StaticTree)
     slower(PerStepTrees)
-    monkeypatch.setattr("treeopt.evaluate.timed_step.now", lambda _base: clock[0])
+    monkeypatch.setattr("treeopt.evaluate.profile.now", lambda _base: clock[0])
     for each in (0.25, 2.0):
         slow[0] = each
         profile = measure_profile(base, heads, nodes=(4, 9), contexts=(8,), repeats=2, drafter=drafter, kind=kind)
@@ -242,45 +239,6 @@ def test_step_can_be_run_again(family: str, batch: int) -> None:
     assert [again.decoder.step(again.rows) for _ in range(2)] == wanted
 
 
-def test_trees_chosen_per_step_can_be_run_again(base: Base) -> None:
-    """A drafter's state is returned to the same text too, so that every timed step chooses the same tree."""
-    heads = random_heads(base, 3)
-    drafter = quick_drafter(base, heads)
-    policy = TreePolicy(8, drafter.depth, drafter.id)
-
-    def decoder() -> TreeDecoder:
-        return TreeDecoder(base, heads, policy, drafter=drafter, acceptance=AcceptDeepest(), probe=False)
-
-    first, again = timed(decoder(), 2, drafter.depth), timed(decoder(), 2, drafter.depth)
-    wanted = first.decoder.step(first.rows)
-    assert all(len(tokens) > 1 for tokens in wanted)
-    assert again.seconds() > 0
-    assert again.decoder.step(again.rows) == wanted
-
-
-def test_rule_costs_what_greedy_costs(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Greedy acceptance is computed, and the root that follows is its own; only the accepted node is replaced."""
-    judged: list[Tensor] = []
-    greedy = Greedy.accept
-
-    def noted(rule: Greedy, *given: Tensor) -> tuple[Tensor, Tensor]:
-        node, root = greedy(rule, *given)
-        judged.append(node.clone())
-        return node, root
-
-    monkeypatch.setattr(Greedy, "accept", noted)
-    timed(deepest(base, Tree.chain(3)), 2).seconds()
-    assert [node.tolist() for node in judged] == [[0, 0]]
-
-
-def test_step_keeps_a_deep_path(base: Base) -> None:
-    """A step pays for moving entries: it keeps the path to the tree's last node, the one-node step the root alone."""
-    for tree, length in ((Tree(()), 1), (Tree(((0,), (1,), (0, 0), (1, 0), (1, 0, 0))), 4)):
-        step = timed(deepest(base, tree), 1)
-        (tokens,) = step.decoder.step(step.rows)
-        assert len(tokens) == length
-
-
 def test_one_node_runs_no_heads(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step that overheads refer to runs no head; every other runs the heads that its tree needs."""
     ran: list[int] = []
@@ -308,24 +266,11 @@ def test_generic_trees_grow_out_of_each_other() -> None:
     assert trees[4].max_rank >= 3
 
 
-def test_generic_accuracies_are_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accuracies fall by depth and by rank, and no head is right more often than always."""
-    tables = []
-    monkeypatch.setattr(profile_module, "grow", lambda values, _nodes: tables.append(values.accuracy))
-    generic_growth(10_000, 6, 50_000)
-    (table,) = tables
-    assert table.shape == (6, 10_000)
-    assert np.all(np.diff(table, axis=0) < 0)
-    assert np.all(np.diff(table, axis=1) < 0)
-    assert np.all(table.sum(axis=1) <= 1)
-
-
 def test_context_must_leave_room_for_the_tree(base: Base) -> None:
     """The largest context that fits is timed, one token more is E503 that names it."""
     loaded = loaded_heads(base)
-    room = largest_context(base, loaded.heads, (8,))
-    assert room == 256 - generic_growth(8, 3, VOCAB).tree().depth - 1
-    assert measure_profile(base, loaded, nodes=(8,), contexts=(room,), repeats=1).contexts == (room,)
+    room = 256 - generic_growth(8, 3, VOCAB).tree().depth - 1
+    assert measure_profile(base, loaded, nodes=(8,), repeats=1).contexts == (room,)  # the default of 512 does not fit
     for context in (room + 1, 0):
         with pytest.raises(TreeoptError) as caught:
             measure_profile(base, loaded, nodes=(8,), contexts=(8, context), repeats=1)
@@ -341,15 +286,16 @@ def test_context_leaves_room_for_the_drafters_levels(family: str) -> None:
     count = NgramCounts(VOCAB)
     count.add([1, 2, 3, 1, 2], [2, 3, 1, 2, 3])
     drafter = Drafter((Level(),) * 6, 1, 4, 32, count.table())
-    room = largest_context(base, loaded.heads, (8,), drafter, "dynamic")
-    assert room == base.context - 6 - 1
+    room = base.context - 6 - 1
     found = measure_profile(base, loaded, nodes=(8,), contexts=(room,), repeats=1, drafter=drafter, kind="dynamic")
     assert found.contexts == (room,)
     with pytest.raises(TreeoptError) as caught:
         measure_profile(base, loaded, nodes=(8,), contexts=(room + 1,), repeats=1, drafter=drafter, kind="dynamic")
     assert caught.value.code is Code.CONTEXT_FULL
-    assert largest_context(base, loaded.heads, (1,), drafter, "dynamic") == base.context - 1
-    assert largest_context(base, loaded.heads, (8,), drafter) == base.context - generic_growth(8, 6, 5).tree().depth - 1
+    options = {"repeats": 1, "drafter": drafter}
+    depth = generic_growth(8, 6, 5).tree().depth
+    assert measure_profile(base, loaded, nodes=(1,), kind="dynamic", **options).contexts == (base.context - 1,)
+    assert measure_profile(base, loaded, nodes=(8,), **options).contexts == (base.context - depth - 1,)
 
 
 def test_size_without_a_tree_is_refused() -> None:

@@ -112,13 +112,6 @@ def test_validate_predicted_histogram_is_measured(kind: str, batch_size: int) ->
     assert len({trial.tokens for trial in found.metrics.trials}) > 1
 
 
-def test_validate_expected_is_measured(validation: Validation, tree: Tree) -> None:
-    """On the calibration's own prompts and budget the tree's expectation, of six digits, is what is measured."""
-    assert tree.expected is not None
-    assert validation.expected_tokens_per_step == tree.expected.replay
-    assert validation.tokens_per_step == pytest.approx(tree.expected.replay, abs=1e-6)
-
-
 def test_validate_fields_consistent(validation: Validation, texts: list[Text], tree: Tree) -> None:
     """Every baseline decoded every text twice; tokens, steps and ratios are those of the runs."""
     metrics = validation.metrics
@@ -202,7 +195,7 @@ def test_validate_dialogues(base: Base, loaded: LoadedHeads, tree: Tree) -> None
     stock = base.generate(prompt, torch.ones_like(prompt), 24)[0, prompt.shape[1] :].tolist()
     assert second.runs[TREE][0].tokens == stock
     assert (result.lossless, result.prediction_misses) == (True, ())
-    assert [(trial.turn, trial.prompt_id) for trial in (first, second)] == [(1, asked.id), (2, f"{asked.id}.02")]
+    assert [(trial.text.turn, trial.prompt_id) for trial in (first, second)] == [(1, asked.id), (2, f"{asked.id}.02")]
     assert [one.prompt_id for one in result.skipped] == [f"{asked.id}.03"]
 
 
@@ -397,15 +390,6 @@ def test_validate_judges_later(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (later.num_judged, result.num_judged) == (4, 0)
     assert later.differences[:4] == result.judged(base, 4).differences[:4]
     assert later.metrics is result.metrics
-
-
-def test_validate_unjudged_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bfloat16 an open difference is no failure; the same one judged is the bug that it is."""
-    base = tiny_base("llama")
-    base.model.to(torch.bfloat16)
-    result = spoil_all(base, monkeypatch, judge=0, count=2)
-    assert (result.lossless, result.failures) == (False, ())
-    assert {one.cause for one in result.judged(base).failures} == {Cause.BUG}
 
 
 def test_validate_never_judges_prompt_lookup(monkeypatch: pytest.MonkeyPatch) -> None:

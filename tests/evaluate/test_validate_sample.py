@@ -17,8 +17,7 @@ from tiny import random_heads, tiny_base
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import Step
 from treeopt.decode.rules import Rule, Sample, Typical
-from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Call, Run, seeded
-from treeopt.evaluate.metrics import Metrics
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE
 from treeopt.evaluate.validate import validate
 from treeopt.evaluate.validate_sample import SampleValidation, z_score
 from treeopt.models.base import Base
@@ -74,15 +73,6 @@ def test_validate_sample_standard_errors_are_clustered(found: SampleValidation) 
     assert found.predicted_standard_error == pytest.approx(error)
 
 
-def test_validate_sample_predicts_trials(found: SampleValidation) -> None:
-    """The predicted figure of the metrics is that of the record, and that of a prompt is of its texts."""
-    assert found.metrics.predicted_tokens_per_step == pytest.approx(found.predicted.tokens_per_step)
-    assert found.repeats == 3
-    sums = found.predicted.sums
-    one = Metrics(found.metrics.trials[1::4]).predicted_tokens_per_step
-    assert one == pytest.approx(sums.tokens[1::4].sum() / sums.steps[1::4].sum())
-
-
 def test_validate_sample_with_equal_seeds(found: SampleValidation) -> None:
     """Equal seeds give equal texts and figures; other seeds others. No seed is seed 0."""
 
@@ -96,24 +86,6 @@ def test_validate_sample_with_equal_seeds(found: SampleValidation) -> None:
     unseeded, zero = (found_by(dataclasses.replace(RULE, seed=seed), repeats=1) for seed in (None, 0))
     assert drawn(unseeded) == drawn(zero)
     assert drawn(zero) != drawn(found)[:12]
-
-
-def test_seeds_are_independent() -> None:
-    """Each call and each name draws anew; torch's own generator is left as it was."""
-
-    def draw(_prompts: Sequence[Sequence[int]], _count: int, _call: Call) -> list[Run]:
-        return [Run(torch.randint(1000, (4,)).tolist(), [], 0, 0, 0)]
-
-    base = tiny_base("llama")
-    torch.manual_seed(1)
-    expected = torch.rand(1)
-    torch.manual_seed(1)
-    calls = [Call(0), Call(1), Call(0, turn=1), Call(0, repeat=1), Call(0, part=1)]
-    runs = {(seed, name): seeded(base, draw, seed, name) for seed in (0, 1) for name in ("a", "b")}
-    texts = [tuple(run([], 0, call)[0].tokens) for run in runs.values() for call in calls]
-    assert len(set(texts)) == 4 * len(calls)
-    assert texts[:5] == [tuple(seeded(base, draw, 0, "a")([], 0, call)[0].tokens) for call in calls]
-    assert torch.rand(1) == expected
 
 
 @pytest.mark.parametrize("kind", ["static", "policy", "several sizes"])
@@ -215,18 +187,6 @@ def test_validate_sample_of_dialogues_clusters_their_turns(base: Base, loaded: L
     )
     assert [trial.prompt_id for trial in found.metrics.trials] == [prompt.id, f"{prompt.id}.02"] * 2
     assert found.measured_standard_error is None
-
-
-def test_validate_sample_clusters_by_whole_ids() -> None:
-    """Ids with a point in them are of different prompts: two clusters, which have a standard error."""
-    base, heads = planted(3)
-    texts = [
-        dataclasses.replace(text, prompt_id=f"v1.{name}") for text, name in zip(prompts_of(4, 2), "ab", strict=True)
-    ]
-    found = validate(base, heads, TREE_OF, texts, acceptance=RULE, max_new_tokens=8, draws=0)
-    assert found.measured_standard_error is not None
-    assert found.predicted_standard_error is not None
-    assert found.z_score is not None
 
 
 def test_warning_needs_drafts_and_follows_the_number_of_prompts() -> None:

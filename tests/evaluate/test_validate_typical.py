@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT_FOLDER
 from drafters import SIZE_COST, planted, prompts_of, quick_drafter
 from helpers import random_tree
-from tiny import VOCAB, cycle_base, cycle_heads, random_heads, tiny_base
+from tiny import cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.decode.rules import Typical
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Call, with_generate
-from treeopt.evaluate.runs import Inputs, ValidateOptions, num_ranks
-from treeopt.evaluate.validate import validate
-from treeopt.evaluate.validate_typical import (
+from treeopt.evaluate.runs import num_ranks
+from treeopt.evaluate.validate import (
     SAMPLED,
-    Quality,
     TypicalValidation,
     agreement,
     distinct,
     log_likelihood,
     quality,
+    validate,
 )
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
@@ -202,84 +199,6 @@ def test_log_likelihood_is_that_of_single_steps() -> None:
             logs.append(logits[token] - math.log(sum(math.exp(one) for one in logits)))
     assert len(logs) == 9
     assert log_likelihood(base, texts) == pytest.approx(sum(logs) / 9, abs=1e-5)
-
-
-def test_log_likelihood_of_a_uniform_model() -> None:
-    """A model without preferences gives each token -log V."""
-    base = tiny_base("llama")
-    with torch.no_grad():
-        base.lm_head.weight.zero_()
-    assert log_likelihood(base, [Text("a:0", [1, 2], [3, 4, 5])]) == pytest.approx(-math.log(VOCAB))
-
-
-def test_quality_of_greedy_texts() -> None:
-    """All measures in one record; the greedy texts agree with themselves."""
-    base = tiny_base("llama")
-    texts = [Text("a:0", [1, 2], [3, 4, 3, 4])]
-    found = quality(base, texts, texts)
-    assert found == Quality(log_likelihood(base, texts), (0.5, 2 / 3, 1.0), 1.0)
-
-
-@pytest.fixture(scope="module")
-def bench() -> Any:
-    """The script of the replay of the rule for other trees."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT_FOLDER / "bench"))
-        yield importlib.import_module("typical")
-
-
-def naive_steps(base: Base, heads: MedusaHeads, tree: Tree, text: Text, rule: Typical) -> int:
-    """The steps by the definition in the docstring of the script, one forward for each distribution."""
-
-    def after(count: int) -> tuple[list[float], torch.Tensor]:
-        with torch.inference_mode():
-            logits, hidden = base.forward(torch.tensor([[*text.prompt, *text.answer[:count]]]))
-        return [one / rule.temperature for one in logits[0, -1].tolist()], hidden[0, -1]
-
-    def likely_enough(count: int, token: int) -> bool:
-        scores, _ = after(count)
-        weights = [math.exp(one - max(scores)) for one in scores]
-        p = [one / sum(weights) for one in weights]
-        entropy = -sum(one * math.log(one) for one in p if one)
-        return p[token] > min(rule.epsilon, rule.delta * math.exp(-entropy))
-
-    position = steps = 0
-    while position < len(text.answer):
-        with torch.inference_mode():
-            guesses = heads(after(position)[1][None])[:, 0].argsort(dim=-1, descending=True, stable=True).tolist()
-        path: tuple[int, ...] = ()
-        while True:
-            children = [node[-1] for node in tree.paths if node[:-1] == path]
-            follows = position + len(path) + 1  # the place of the children's token in the answer
-            if follows >= len(text.answer):
-                more = 0
-                break
-            on_text = [rank for rank in children if guesses[len(path)][rank] == text.answer[follows]]
-            if not on_text:
-                more = any(likely_enough(follows, guesses[len(path)][rank]) for rank in children)
-                break
-            path = (*path, *on_text)
-        position += 1 + len(path) + more
-        steps += 1
-    return steps
-
-
-def test_replay_of_other_trees_is_the_definition(bench: Any) -> None:
-    """On texts of a large tree the steps of a small one, and the other way round; text by text."""
-    differs = 0
-    for seed, rule in ((0, RULES[0]), (1, RULES[1])):
-        base = tiny_base("llama", seed)
-        heads = random_heads(base, 3, seed)
-        trees = random_tree(seed, nodes=40, depth=3, ranks=8), random_tree(seed + 9, nodes=9, depth=3, ranks=5)
-        options = ValidateOptions(max_new_tokens=19)
-        large, small = (Inputs(base, heads, tree, None, None, prompts_of(3, 3), (), options) for tree in trees)
-        for one, other in ((large, small), (small, large)):
-            of = bench.decoded(one, rule)
-            replayed = bench.typical_replay(other.tree, *bench.rule_traces(large, of.texts, rule), rule)
-            found = replayed.steps_by_sequence().tolist()
-            assert found == [naive_steps(base, heads, other.tree, text, rule) for text in of.texts]
-            differs += found != of.steps
-    assert differs
 
 
 @pytest.mark.parametrize(("plan", "count"), [(GAPS, 61), (Tree(()), 1), (TreePolicy(12, 2, "d"), 11)])

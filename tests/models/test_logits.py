@@ -17,7 +17,7 @@ from treeopt.decode.rules import Sample
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.interface import Drafts
 from treeopt.drafting.trace import Target, trace_texts
-from treeopt.evaluate.validate_typical import log_likelihood
+from treeopt.evaluate.validate import log_likelihood
 from treeopt.models import logits as logits_module
 from treeopt.models import logits as module
 from treeopt.models.logits import rows_at_once, top_ids

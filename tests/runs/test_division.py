@@ -100,7 +100,7 @@ def figures(found: Measured | None) -> list[Any]:
     """All that does not depend on the clock: the texts, their steps, what was predicted and skipped."""
     assert found is not None
     runs = [
-        (trial.prompt_id, trial.turn, name, [(run.tokens, run.step_lengths, run.drafts) for run in repeats])
+        (trial.prompt_id, trial.text.turn, name, [(run.tokens, run.step_lengths, run.drafts) for run in repeats])
         for trial in found.metrics.trials
         for name, repeats in trial.runs.items()
     ]

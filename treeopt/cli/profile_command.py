@@ -93,19 +93,17 @@ command = run
 
 def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None) -> LatencyProfile:
     """The profile in the dtype of the options."""
-    from treeopt.evaluate.profile import largest_context, measure_profile
+    from treeopt.evaluate.profile import measure_profile
 
     base, loaded = load_models(console, options, with_heads=uses_heads(options, options["drafter"], drafter))
     draft = load_draft_model(console, options, base, drafter)
     warn_other_drafter(console, drafter, base, loaded, draft)
-    room = largest_context(base, None if loaded is None else loaded.heads, options["sizes"], drafter, options["kind"])
-    contexts = options["context"] or (max(1, min(PROFILE_CONTEXT, room)),)
     with console.progress("profile") as progress:
         return measure_profile(
             base,
             loaded,
             nodes=options["sizes"],
-            contexts=contexts,
+            contexts=options["context"] or None,
             batches=options["batch"],
             repeats=options["repeats"],
             kind=options["kind"],

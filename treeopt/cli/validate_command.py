@@ -35,8 +35,7 @@ from treeopt.errors import counted
 
 if TYPE_CHECKING:
     from treeopt.evaluate.runs import Measured
-    from treeopt.evaluate.validate import Validation
-    from treeopt.evaluate.validate_typical import TypicalValidation
+    from treeopt.evaluate.validate import TypicalValidation, Validation
     from treeopt.policy import Plan
     from treeopt.texts.prompts import Skipped
 
@@ -139,9 +138,8 @@ def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
 def _report(console: Console, found: Measured, used: LoadedPlan, skipped: Sequence[Skipped], judge: int | None) -> None:
     """Print what was found under the rule; raise E501 where it is not lossless and should be."""
     from treeopt.evaluate.runs import JUDGED
-    from treeopt.evaluate.validate import Validation, advice
+    from treeopt.evaluate.validate import TypicalValidation, Validation, advice
     from treeopt.evaluate.validate_sample import SampleValidation
-    from treeopt.evaluate.validate_typical import TypicalValidation
 
     origin = origin_of(used.base, used.heads, used.draft, used.plan)
     if isinstance(found, SampleValidation):

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from treeopt.evaluate.divergence import Difference
     from treeopt.evaluate.metrics import Metrics, Spread
     from treeopt.evaluate.runs import Measured
-    from treeopt.evaluate.validate import Validation
+    from treeopt.evaluate.validate import TypicalValidation, Validation
     from treeopt.evaluate.validate_sample import SampleValidation
-    from treeopt.evaluate.validate_typical import TypicalValidation
     from treeopt.texts.prompts import Skipped
 
 _SHOWN = 5

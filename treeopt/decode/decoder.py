@@ -281,11 +281,11 @@ class TreeDecoder:
 
     @torch.inference_mode()
     def step(self, rows: Rows) -> list[Step]:
-        """Verify one tree for each row in one forward, and advance the rows in place.
+        """Verify one tree for each row in one forward, advance the rows in place, and give each row's root and accepted
+        drafts.
 
-        There is one synchronisation with the device, and one a level with a draft model. For each row there are its
-        root and the accepted drafts, 1 to D + 1 tokens, not cut at the end of a text or at the budget. E504 where a
-        root was chosen from logits that are not finite.
+        A step has 1 to D + 1 tokens, not cut at the end of a text or at the budget. There is one synchronisation with
+        the device, and one a level with a draft model. E504 where a root was chosen from logits that are not finite.
         """
         rows.check(self.base)
         drafts = self.trees.draft(rows.drafting, rows.root, rows.hidden)
@@ -295,7 +295,6 @@ class TreeDecoder:
 
 
 def _check_types(base: Any, heads: Any, drafter: Any, acceptance: Any) -> None:
-    """Raise TypeError where an argument of a decoder has another type than it takes."""
     types = (
         ("base is a model of transformers, or what treeopt.load_base gives", base, (Base, nn.Module)),
         ("heads is None or treeopt.MedusaHeads, such as treeopt.load_heads(...).heads", heads, (nn.Module, NoneType)),
@@ -330,10 +329,9 @@ def _trees(
 
 
 def advance(decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozenset[int]) -> Iterator[dict[int, Step]]:
-    """Step until every row has ended; one step of every prompt in progress, cut at the end of its text or budget.
+    """Step until every row has ended; one step of every prompt in progress, cut at an `eos` token or its budget.
 
-    `left` has each prompt's remaining budget, decreased in place; the caller sets it to 0 to end a text between steps.
-    Tokens of `eos` end a text.
+    `left` has the budgets, decreased in place; the caller sets one to 0 to end its text between steps.
     """
     while rows.indices:
         rows.check(decoder.base)

@@ -75,9 +75,9 @@ _kept_lock = threading.Lock()
 
 @contextmanager
 def kept_decoder(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any, draft: Any) -> Iterator[TreeDecoder]:
-    """A decoder for one call: one that a call with the same arguments has returned, or a new one.
+    """A decoder for one call, taken away from those that earlier calls with the same arguments have returned, or made.
 
-    A call takes a decoder away and returns it at its end, so two threads share none; after an error it is not returned.
+    Two threads therefore share none. After an error it is not returned.
     """
     if not isinstance(tree, (str, os.PathLike, Tree, TreePolicy, Buffers, TreeSource, NoneType)):
         tree = as_tree(tree)
@@ -96,10 +96,10 @@ def kept_decoder(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any, dr
 
 
 def _key(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any, draft: Any) -> tuple[Any, ...] | None:
-    """Equal for the same arguments; None where no decoder is kept, because an argument may hold the model, or is wrong.
+    """Equal for the same arguments; None where no decoder is kept, as an argument may hold the model, or is wrong.
 
-    Trees are the same by their values, files by their time and size, heads and compiled trees while their tensors are
-    not written to, and everything else by identity.
+    Trees are compared by value, files by time and size, heads and compiled trees also by how often they were written
+    to.
     """
     known = isinstance(drafter, (Drafter, str, os.PathLike, NoneType)) and isinstance(heads, (nn.Module, NoneType))
     if not known or isinstance(tree, TreeSource) or getattr(draft, "model", draft) is model:
@@ -222,8 +222,7 @@ def tree_generate(
         for emitted in advance(decoder, rows, left, text.eos):
             for row, tokens in emitted.items():
                 rule.texts[row] += tokens
-                text.add(row, tokens)
-            text.publish()
+            text.add(emitted)
             left.update(dict.fromkeys(text.done, 0))
     if text_streamer is not None:
         text_streamer.end()
@@ -281,12 +280,11 @@ class _Output:
             tree_depth=depth,
         )
 
-    def add(self, row: int, step: Step) -> None:
-        self._tokens[row].extend(step)
-        self._steps[row].append(step)
-
-    def publish(self) -> None:
-        """Publish the complete columns in order, until all rows have ended."""
+    def add(self, emitted: Mapping[int, Step]) -> None:
+        """Add a step of some rows, and publish the columns that are complete, until all rows have ended."""
+        for row, step in emitted.items():
+            self._tokens[row].extend(step)
+            self._steps[row].append(step)
         rows = range(len(self._tokens))
         while len(self._ended) < len(rows):
             at = self._filled - self._prompt

@@ -116,10 +116,7 @@ class Processed(Exact):
                 scores[node] = self._processors(line.expand(copies, -1), scores[node].repeat(copies, 1))[index]
 
     def _process_batch(self, scores: Tensor, tokens: Tensor) -> Tensor:
-        """One call for all rows of the batch, including ended ones: scores [B, 1, V] and tokens [B, 1] of the others.
-
-        As in `generate`, the text of an ended row contains the end token once, followed by padding.
-        """
+        """One call for all rows, of which ended ones end with one end token: scores [B, 1, V] and tokens [B, 1]."""
         texts = [list(text) for text in self.texts]
         for index, token in zip(self._rows.indices, tokens[:, 0].tolist(), strict=True):
             texts[index].append(token)

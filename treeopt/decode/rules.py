@@ -69,8 +69,8 @@ def draw(
 def greedy(drafts: Drafts, choice: Tensor) -> Tensor:
     """int64 [B]: the deepest node on whose path every draft equals the target's choice int64 [B, N] after its parent.
 
-    Siblings that are not void have different tokens, so all such nodes are on one path. Nodes are sorted by depth, so
-    the last of them is the deepest; 0, the root, where no draft is accepted.
+    Siblings have different tokens, unless void, so all such nodes are on one path. Nodes are sorted by depth: it is the
+    last.
     """
     if drafts.tokens.shape[1] == 1:
         return drafts.tokens.new_zeros(len(choice))

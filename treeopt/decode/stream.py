@@ -199,10 +199,7 @@ def _record(seen: Seen, static: Tree | None, base: Base, before: Sequence[int], 
 
 
 def _grown(parents: Sequence[int], void: Sequence[bool]) -> tuple[Tree, list[int]]:
-    """The tree of a row of per-step trees without its padding, and for each of its nodes the number in the row.
-
-    Siblings are in the order of their ranks, and a parent precedes its children.
-    """
+    """The tree of a row of per-step trees without its padding, siblings by rank, and each node's number in the row."""
     paths: dict[int, Path] = {ROOT: ()}
     children = [0] * len(parents)
     for node in range(1, len(parents)):

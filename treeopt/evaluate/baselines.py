@@ -78,9 +78,10 @@ def all_baselines(base: Base, decoder: TreeDecoder) -> dict[str, Baseline]:
 def warm_up(
     baselines: Mapping[str, Baseline], prompts: Sequence[Sequence[int]], max_new_tokens: int
 ) -> tuple[dict[str, Baseline], dict[str, str]]:
-    """Run every baseline once; those that remain, and error messages of the others by name.
+    """Run every baseline once; those that remain, and the error messages of prompt lookup and assisted generation by
+    name.
 
-    Prompt lookup and assisted generation are left out where they fail: they do not support batches or every cache.
+    These two are left out where they fail: they do not support batches or every cache.
     """
     left_out = {}
     for name, baseline in baselines.items():
@@ -161,10 +162,7 @@ def with_generate(base: Base, **options: Any) -> Baseline:
 
 
 class _Forwards(StoppingCriteria):
-    """The tokens of the whole text after each forward of `generate`, and the time when the first, the prefill, ended.
-
-    It ends no text.
-    """
+    """Notes the tokens of the whole text after each forward of `generate`, and when the first, the prefill, ended."""
 
     def __init__(self, base: Base) -> None:
         self._base = base

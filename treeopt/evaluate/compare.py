@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import Calibration, Provenance
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Rule
-from treeopt.defaults import HEADS, HEADS_NGRAM, KINDS, MODEL, MODEL_NGRAM, NGRAM, ONE_NODE
+from treeopt.defaults import HEADS, HEADS_NGRAM, MODEL, MODEL_NGRAM, NGRAM, ONE_NODE
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.drafting.token_recycling import NAME as RECYCLING
@@ -48,11 +48,10 @@ from treeopt.evaluate.comparison import (
     halves,
     spread_evenly,
 )
-from treeopt.evaluate.divergence import ENDED, first_difference
 from treeopt.evaluate.learn_drafter import figures_of, plans_of, timed
-from treeopt.evaluate.metrics import Metrics, Trial
+from treeopt.evaluate.metrics import Metrics
+from treeopt.evaluate.profile import AcceptDeepest
 from treeopt.evaluate.runs import Runs, decode_all, made_by
-from treeopt.evaluate.timed_step import AcceptDeepest
 from treeopt.files.policies import plan_id
 from treeopt.files.trees import load_tree
 from treeopt.models.base import Base
@@ -66,7 +65,7 @@ from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.texts.answers import AnswerOptions, answer_all
-from treeopt.texts.encode import Encoded, Text, encode_prompts
+from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.hidden_states import hidden_states
 from treeopt.texts.prompts import GivenPrompts, PromptSet, as_prompt_set
 from treeopt.traces import MISS, NONE, Ranks
@@ -85,21 +84,18 @@ def recycle_texts(drafter: TokenRecycling, texts: Sequence[Text], batch_size: in
     """
     base, width = drafter.base, drafter.num_candidates
     matrix: Ints = drafter.matrix.numpy(force=True).copy()
-    rows: list[Ranks] = []
+    traces: list[TextTraces] = []
     for start in range(0, len(texts), batch_size):
         part = texts[start : start + batch_size]
         for text, states in zip(part, hidden_states(base, part), strict=True):
             found = top_ids(base.lm_logits(states), width).numpy(force=True)
-            rows.append(_recycled(matrix, np.asarray(text.answer, np.int64), found, drafter.depth))
+            traces.append(TextTraces(_recycled(matrix, np.asarray(text.answer, np.int64), found, drafter.depth)))
     drafter.matrix.copy_(torch.from_numpy(matrix))
-    return as_calibration(texts, list(map(TextTraces, rows)), width, Provenance("", "", "", "", {}))
+    return as_calibration(texts, traces, width, Provenance("", "", "", "", {}))
 
 
 def _recycled(matrix: Ints, answer: Ints, found: Ints, depth: int) -> Ranks:
-    """uint8 [G, depth]: the ranks of an answer int64 [G]; rows of `matrix` are overwritten on the way.
-
-    Row i of `found` int64 [G, K] holds the likeliest tokens after the token before answer token i.
-    """
+    """uint8 [G, depth]: the ranks of an answer int64 [G], whose logits' best tokens int64 [G, K] overwrite `matrix`."""
     ranks = np.full((len(answer), depth), NONE, np.uint8)
     for i in range(len(answer)):
         if i:  # the prompt's last token is not recycled, as in decoding
@@ -111,7 +107,6 @@ def _recycled(matrix: Ints, answer: Ints, found: Ints, depth: int) -> Ranks:
 
 
 PUBLISHED_RECYCLING = "token_recycling"  # among the bundled trees
-_KIND_NAMES = dict(zip(KINDS, ("static", "per step"), strict=True))
 _ASSISTANT_TOKENS = 20  # the default of transformers, where the draft model's config does not say it
 _UNFIT = (Code.TREE_TOO_DEEP, Code.RANK_TOO_LARGE, Code.NO_TREES)  # of a tree or draft model that cannot run here
 
@@ -121,10 +116,7 @@ NO_DRAFT = "no draft model was given (--draft)"
 
 @dataclass(frozen=True)
 class Contender:
-    """A method: the tokens that it verifies in a step at most, how it decodes, and an id of what it has learned.
-
-    `baseline` is None where it cannot run, and `content` why; `nodes` is None where it was left out before its tree.
-    """
+    """A method: its most tokens of a step, how it decodes, and an id of what it learned, or why it cannot run."""
 
     name: str
     nodes: int | None
@@ -132,16 +124,9 @@ class Contender:
     content: str = ""
 
 
-def _left_out(name: str, why: str) -> Contender:
-    return Contender(name, None, None, why)
-
-
 @dataclass(frozen=True)
 class Material:
-    """What methods are made from, and learn from: prompts, and the same as token ids (`asked`).
-
-    Heads and draft model are None where there are none; a judged text may have `longest` tokens.
-    """
+    """What methods are made from, and learn from: prompts, the same as token ids (`asked`), and models."""
 
     base: Base
     loaded: LoadedHeads | None
@@ -157,40 +142,26 @@ class Material:
         return None if self.loaded is None else heads_like(self.base, self.loaded.heads)
 
     @functools.cached_property
-    def answered(self) -> list[Text]:
-        """`asked` with the base's answers."""
-        options, noted = self.options, self.noted(RECYCLING)
-        settings = AnswerOptions(
-            options.max_new_tokens, options.batch_size, seed=options.seed, chat_template=options.chat_template
-        )
-        answers, *_ = answer_all(
-            self.base, self.asked, settings, progress=lambda done, total: noted(done, total, "answers")
-        )
-        return answers
-
-    @functools.cached_property
     def by_heads(self) -> CalibrationRun:
         return self.calibrated(HEADS)
 
     def calibrated(self, drafter: str) -> CalibrationRun:
         """A drafter learned from the prompts, and the traces of it."""
-        options = self.options
+        learning = Learning(self.options.learn_tokens, seed=self.options.seed, ngram=drafter != MODEL)
         return run_calibration(
             self.base,
             self.loaded if drafter in (HEADS, HEADS_NGRAM) else None,
             self.prompts,
-            learning=None if drafter == HEADS else self._learning(drafter),
+            learning=None if drafter == HEADS else learning,
             progress=self.noted(drafter),
             steps=drafter != HEADS,
-            max_new_tokens=options.max_new_tokens,
-            batch_size=options.batch_size,
-            seed=options.seed,
-            chat_template=options.chat_template,
             draft=self.draft if drafter in (MODEL, MODEL_NGRAM) else None,
+            **self.answers,
         )
 
-    def _learning(self, drafter: str) -> Learning:
-        return Learning(self.options.learn_tokens, seed=self.options.seed, ngram=drafter != MODEL)
+    @property
+    def answers(self) -> dict[str, Any]:
+        return {name: getattr(self.options, name) for name in ("max_new_tokens", "batch_size", "seed", "chat_template")}
 
     def noted(self, name: str) -> Progress:
         """The progress callback with the name of a method in its notes."""
@@ -198,17 +169,9 @@ class Material:
 
     def decoder(self, plan: Plan, drafter: Drafter | None = None, rule: Rule | None = None) -> TreeDecoder:
         """A decoder of ours with the heads or the draft model that its drafter needs."""
-        needs_heads = drafter is None or drafter.num_heads > 0
-        needs_draft = drafter is not None and drafter.draft
-        return TreeDecoder(
-            self.base,
-            self.heads if needs_heads else None,
-            plan,
-            drafter=drafter,
-            draft=self.draft if needs_draft else None,
-            acceptance=rule,
-            probe=False,
-        )
+        heads = self.heads if drafter is None or drafter.num_heads else None
+        draft = self.draft if drafter is not None and drafter.draft else None
+        return TreeDecoder(self.base, heads, plan, drafter=drafter, draft=draft, acceptance=rule, probe=False)
 
 
 def contenders(job: Material) -> list[Contender]:
@@ -218,29 +181,31 @@ def contenders(job: Material) -> list[Contender]:
         Contender(AUTOREGRESSIVE, ONE_NODE, with_decoder(plain)),
         Contender(GENERATE, ONE_NODE, with_generate(job.base)),
     ]
-    for name, make in _MAKERS.items():
-        shown = _SHOWN.get(name, name)
-        if name not in job.options.methods:
-            continue
-        if name in _WITH_HEADS and job.loaded is None:
-            entries.append(_left_out(shown, NO_HEADS))
-        elif name in _WITH_DRAFT and job.draft is None:
-            entries.append(_left_out(shown, NO_DRAFT))
-        else:
-            try:
-                entries += make(job)
-            except TreeoptError as error:
-                if error.code not in _UNFIT:
-                    raise
-                entries.append(_left_out(shown, error.what))
+    for name in (name for name in _MAKERS if name in job.options.methods):
+        try:
+            why = _missing(job, name)
+            found = [] if why else _MAKERS[name](job)
+        except TreeoptError as error:
+            if error.code not in _UNFIT:
+                raise
+            found, why = [], error.what
+        entries += found or [Contender(_SHOWN.get(name, name), None, None, why)]
     return entries
+
+
+def _missing(job: Material, name: str) -> str:
+    """What a method needs and does not have; empty where it may run."""
+    if name in _WITH_HEADS and job.loaded is None:
+        return NO_HEADS
+    if name in _WITH_DRAFT and job.draft is None:
+        return NO_DRAFT
+    if name == "assisted" and job.draft is not None and job.longest > job.draft.context:
+        return f"texts of up to {job.longest} tokens exceed the draft model's context of {job.draft.context}"
+    return ""
 
 
 def _assisted(job: Material) -> list[Contender]:
     assert job.draft is not None
-    if job.longest > job.draft.context:
-        why = f"texts of up to {job.longest} tokens exceed the draft model's context of {job.draft.context}"
-        return [_left_out(ASSISTED, why)]
     drafts = int(job.draft.model.generation_config.num_assistant_tokens or _ASSISTANT_TOKENS)
     return [Contender(ASSISTED, drafts + 1, with_generate(job.base, assistant_model=job.draft.model))]
 
@@ -248,43 +213,40 @@ def _assisted(job: Material) -> list[Contender]:
 def _recycling(job: Material) -> list[Contender]:
     """A tree of the chosen size, built from the ranks of recycled texts, and the published tree."""
     learned = TokenRecycling(job.base)
-    traces = recycle_texts(learned, job.answered, job.options.batch_size)
+    report = functools.partial(job.noted(RECYCLING), note="answers")
+    answers, _ = answer_all(job.base, job.asked, AnswerOptions(**job.answers), progress=report)
+    traces = recycle_texts(learned, answers, job.options.batch_size)
+    learned_id = hashlib.sha256(learned.matrix.numpy(force=True).tobytes()).hexdigest()
     published = load_tree(PUBLISHED_RECYCLING)
     trees = {f"{RECYCLING}, published tree": published}
     if job.options.nodes != published.nodes:
         trees = {RECYCLING: build_tree(traces, job.options.nodes), **trees}
-    entries: list[Contender] = []
+    entries = []
     for name, tree in trees.items():
         drafter = TokenRecycling(job.base)
         drafter.matrix.copy_(learned.matrix)
-        try:
-            decoder = TreeDecoder(job.base, None, tree, drafter=drafter, probe=False)
-        except TreeoptError as error:  # fewer than eight tokens in the vocabulary
-            entries.append(_left_out(name, error.what))
-        else:
-            learned_id = hashlib.sha256(drafter.matrix.numpy(force=True).tobytes()).hexdigest()
-            content = f"{plan_id(tree)} {learned_id}"
-            entries.append(Contender(name, tree.nodes, with_memory(decoder, drafter.matrix), content))
+        decoder = TreeDecoder(job.base, None, tree, drafter=drafter, probe=False)
+        run = with_memory(decoder, drafter.matrix)
+        entries.append(Contender(name, tree.nodes, run, f"{plan_id(tree)} {learned_id}"))
     return entries
 
 
-def _learned(job: Material, drafter: str) -> list[Contender]:
-    run = job.calibrated(drafter)
-    assert run.learned is not None
-    return _sizes(job, drafter, run, run.learned.drafter)
-
-
-def _sizes(job: Material, name: str, run: CalibrationRun, drafter: Drafter | None) -> list[Contender]:
+def _sizes(job: Material, name: str) -> list[Contender]:
     """A drafter's static tree and, where it is learned, its policy, of the chosen size, and its fastest plan."""
-    traces = run.calibration
-    found = [_ours(job, f"{name}, {_KIND_NAMES[KINDS[0]]}", build_tree(traces, job.options.nodes), drafter)]
+    run = job.by_heads if name == HEADS else job.calibrated(name)
+    drafter = None if run.learned is None else run.learned.drafter
+    plans: list[Plan] = [build_tree(run.calibration, job.options.nodes)]
     if drafter is not None:
-        policy = build_policy(traces, job.options.nodes)
-        found.append(_ours(job, f"{name}, {_KIND_NAMES[KINDS[1]]}", policy, drafter))
-    plan = _fastest_plan(job, name, run, drafter)
-    if plan is not None:
-        found.append(_ours(job, f"{name}, {_KIND_NAMES[KINDS[isinstance(plan, TreePolicy)]]}{FASTEST}", plan, drafter))
-    return list(found)
+        plans.append(build_policy(run.calibration, job.options.nodes))
+    found = [_ours(job, _kind(name, plan), plan, drafter) for plan in plans]
+    fastest = _fastest_plan(job, name, run, drafter)
+    if fastest is not None:
+        found.append(_ours(job, _kind(name, fastest) + FASTEST, fastest, drafter))
+    return found
+
+
+def _kind(name: str, plan: Plan) -> str:
+    return f"{name}, {'per step' if isinstance(plan, TreePolicy) else 'static'}"
 
 
 def _fastest_plan(job: Material, name: str, run: CalibrationRun, drafter: Drafter | None) -> Plan | None:
@@ -304,8 +266,7 @@ def _ours(job: Material, name: str, plan: Plan, drafter: Drafter | None = None) 
     return Contender(name, plan.nodes, with_decoder(job.decoder(plan, drafter)), plan_id(plan))
 
 
-_SHOWN = {"lookup": LOOKUP, "recycling": RECYCLING, "assisted": ASSISTED, MEDUSA: "Medusa tree"}
-_SHOWN[HEADS] = f"{HEADS}, {_KIND_NAMES[KINDS[0]]}"
+_SHOWN = {"lookup": LOOKUP, "recycling": RECYCLING, "assisted": ASSISTED, MEDUSA: "Medusa tree", HEADS: "heads, static"}
 _WITH_HEADS, _WITH_DRAFT = (MC_SIM, MEDUSA, HEADS, HEADS_NGRAM), ("assisted", MODEL, MODEL_NGRAM)
 _MAKERS: dict[str, Callable[[Material], list[Contender]]] = {
     "lookup": lambda job: [
@@ -321,8 +282,7 @@ _MAKERS: dict[str, Callable[[Material], list[Contender]]] = {
             build_tree(job.by_heads.calibration, job.options.nodes, values="independent", weights="uniform"),
         )
     ],
-    HEADS: lambda job: _sizes(job, HEADS, job.by_heads, None),
-    **{name: functools.partial(_learned, drafter=name) for name in (HEADS_NGRAM, NGRAM, MODEL, MODEL_NGRAM)},
+    **{name: functools.partial(_sizes, name=name) for name in (HEADS, HEADS_NGRAM, NGRAM, MODEL, MODEL_NGRAM)},
 }
 
 
@@ -395,11 +355,11 @@ def divided_compare(
     learned = None if chosen.prompts_learn is None else as_prompt_set(chosen.prompts_learn)
     if learned is None:
         learned, given = halves(given)
-    fitting, judged = (_encoded(base, one, chosen) for one in (learned, given))
-    known = {text.prompt_id for text in fitting.texts}
-    fit = [prompt for prompt in learned.prompts if prompt.id in known]
-    learned = dataclasses.replace(learned, prompts=tuple(spread_evenly(fit, chosen.learn_limit)))
-    asked = [text for text in fitting.texts if text.prompt_id in {prompt.id for prompt in learned.prompts}]
+    encoded = functools.partial(encode_prompts, base, max_new_tokens=chosen.max_new_tokens)
+    fitting, judged = (encoded(one, chat_template=chosen.chat_template) for one in (learned, given))
+    asked = spread_evenly(fitting.texts, chosen.learn_limit)
+    known = {text.prompt_id for text in asked}
+    learned = dataclasses.replace(learned, prompts=tuple(one for one in learned.prompts if one.id in known))
     others = _others(judged.texts, asked)
     texts = spread_evenly(others, chosen.texts)
     job = Material(base, loaded, as_draft(draft, base), learned, asked, chosen, progress, _longest(base, texts, chosen))
@@ -411,18 +371,14 @@ def divided_compare(
     if chosen.division.follows:
         return None
     return Comparison(
-        rows=_rows(entries, runs, base),
-        texts=runs.texts,
+        rows=tuple(_row(entry, Metrics(runs.trials), runs, base) for entry in entries),
+        texts=tuple(runs.texts),
         learned=len(learned.prompts),
         dropped=len(judged.texts) - len(others),
         skipped=(*judged.skipped, *runs.skipped),
         repeats=chosen.repeats,
         made_by=made_by(base),
     )
-
-
-def _encoded(base: Base, prompts: PromptSet, options: CompareOptions) -> Encoded:
-    return encode_prompts(base, prompts, options.max_new_tokens, chat_template=options.chat_template)
 
 
 def _longest(base: Base, texts: Sequence[Text], options: CompareOptions) -> int:
@@ -442,42 +398,20 @@ def _others(texts: Sequence[Text], asked: Sequence[Text]) -> list[Text]:
     return others
 
 
-def _rows(entries: Sequence[Contender], runs: Runs, base: Base) -> tuple[Row, ...]:
-    pairs = zip(runs.texts, runs.by_text, strict=True)
-    metrics = Metrics(tuple(Trial(text.prompt_id, text.category, text.turn, by_name) for text, by_name in pairs))
-    return tuple(_row(entry, metrics, runs, base) for entry in entries)
-
-
 def _row(entry: Contender, metrics: Metrics, runs: Runs, base: Base) -> Row:
     """The figures of one method, or why there are none."""
-    name, exact = entry.name, base.dtype == torch.float32
+    name = entry.name
     if entry.baseline is None:
         return Row(name, None, left_out=entry.content)
     if name in runs.left_out:
         return Row(name, entry.nodes, left_out=runs.left_out[name])
-    other = [
-        (text, [run.tokens for run in by_name[name] if run.tokens != text.answer])
-        for text, by_name in zip(runs.texts, runs.by_text, strict=True)
-    ]
-    differing = [(text, found[0]) for text, found in other if found]
+    same = (all(run.tokens == one.text.answer for run in one.runs[name]) for one in runs.trials)
     return Row(
         name,
         entry.nodes,
         Figures.of(metrics, name),
-        len(runs.texts) - len(differing),
+        sum(same),
         {part: Figures.of(of_part, name) for part, of_part in metrics.by_category.items()},
         {turn: Figures.of(of_turn, name) for turn, of_turn in metrics.by_turn.items()},
-        exact=exact,
-        gaps=() if exact else tuple(_gaps(base, name, differing)),
+        exact=base.dtype == torch.float32,
     )
-
-
-@torch.inference_mode()
-def _gaps(base: Base, name: str, differing: Sequence[tuple[Text, Sequence[int]]]) -> Iterator[float]:
-    """The difference of the logits of the two tokens where each text first differs, where neither has ended."""
-    for text, tokens in differing:
-        found = first_difference(text, name, tokens)
-        if ENDED not in (found.greedy_token, found.found_token):
-            prefix = torch.tensor([[*text.prompt, *text.answer[: found.position]]], device=base.device)
-            logits = base.forward(prefix, use_cache=False, logits_to_keep=1)[0][0, -1].float()
-            yield abs(float(logits[found.greedy_token] - logits[found.found_token]))

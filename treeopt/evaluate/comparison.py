@@ -113,12 +113,8 @@ class Figures:
 
     @classmethod
     def of(cls, metrics: Metrics, name: str) -> Figures:
-        return cls(
-            len(metrics.trials),
-            metrics.tokens_per_step(name),
-            metrics.tokens_per_second(name),
-            metrics.speedup(name),
-        )
+        tau, rate = metrics.tokens_per_step(name), metrics.tokens_per_second(name)
+        return cls(len(metrics.trials), tau, rate, metrics.speedup(name))
 
 
 @dataclass(frozen=True)
@@ -134,8 +130,6 @@ class Row:
         by_turn: by the turns of dialogues, from 1.
         left_out: why the method cannot run; empty where it ran.
         exact: whether the model is in float32. In half precision texts may differ at near ties.
-        gaps: in half precision, for each text that differs, the difference of the logits of the two tokens at its first
-            difference, by one forward over the text before it.
     """
 
     method: str
@@ -146,7 +140,6 @@ class Row:
     by_turn: Mapping[int, Figures] = field(default_factory=dict)
     left_out: str = ""
     exact: bool = True
-    gaps: Sequence[float] = ()
 
     @property
     def lossless(self) -> bool | None:
@@ -193,8 +186,7 @@ class Comparison:
         return plain if chosen is None else timed[chosen][0]
 
     def row(self, method: str) -> Row:
-        found = {row.method: row for row in self.rows}
-        return found[method]
+        return next(row for row in self.rows if row.method == method)
 
 
 def halves(prompts: PromptSet) -> tuple[PromptSet, PromptSet]:
@@ -206,9 +198,9 @@ def halves(prompts: PromptSet) -> tuple[PromptSet, PromptSet]:
     if not learned:
         what = f"{len(prompts.prompts)} prompts cannot be divided into some to learn from and others to judge"
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="--prompts-learn FILE, or more prompts")
-    parts = [tuple(one for one in prompts.prompts if (one.id in learned) is first) for first in (True, False)]
-    first, second = (dataclasses.replace(prompts, prompts=part) for part in parts)
-    return first, second
+    first = tuple(one for one in prompts.prompts if one.id in learned)
+    second = tuple(one for one in prompts.prompts if one.id not in learned)
+    return dataclasses.replace(prompts, prompts=first), dataclasses.replace(prompts, prompts=second)
 
 
 def spread_evenly(given: Sequence[T], count: int) -> list[T]:

@@ -92,35 +92,38 @@ def first_difference(text: Text, decoder: str, found: Sequence[int]) -> Differen
     """
     greedy = text.answer
     assert list(greedy) != list(found), "the texts are the same"
-    shared = min(len(greedy), len(found))
-    at = next((i for i in range(shared) if greedy[i] != found[i]), shared)
+    at = num_common(greedy, found)
     one, other = (tokens[at] if at < len(tokens) else ENDED for tokens in (greedy, found))
     cause = Cause.BUG if ENDED in (one, other) else Cause.UNJUDGED
     return Difference(text.prompt_id, decoder, at, one, other, cause, math.nan, math.nan)
 
 
-class Judge:
-    """Finds the causes of differences between texts of one model; makes the float64 copy at the first one.
+def num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """The number of tokens before the first difference."""
+    shorter = min(len(one), len(other))
+    return next((i for i in range(shorter) if one[i] != other[i]), shorter)
 
-    `width` is N of the tree, the number of tokens in one verification.
-    """
+
+class Judge:
+    """Finds the causes of differences between texts of one model, whose trees have at most `width` nodes."""
 
     def __init__(self, base: Base, width: int) -> None:
-        self._base = base
-        self._width = width
+        self._base, self._width = base, width
 
     @torch.inference_mode()
     def decide(self, difference: Difference, text: Text) -> Difference:
         """A copy of an unjudged difference of a text of our loop with its cause."""
         if difference.cause is not Cause.UNJUDGED:
             return difference
-        one, other = difference.greedy_token, difference.found_token
+        tokens = [difference.greedy_token, difference.found_token]
         prefix = torch.tensor([*text.prompt, *text.answer[: difference.position]])
         exact = self._exact_logits(prefix)
         if exact is None:
             return dataclasses.replace(difference, cause=Cause.UNDECIDED)
-        gap = float(exact.max() - torch.minimum(exact[one], exact[other]))
-        resolution = self._resolution(prefix, exact, (one, other))
+        gap = float(exact.max() - exact[tokens].min())
+        # The largest error of a gap between one of the two and any token; one that all logits share does not count
+        errors = self._run_logits(prefix) - exact  # [3, V]
+        resolution = float(max((errors - errors[:, [token]]).abs().max() for token in tokens))
         # Rounding error of a float64 dot product of length d, far below the resolution of the run's dtype.
         tie = self._base.hidden_size * torch.finfo(torch.float64).eps * float(exact.abs().max())
         rounding = Cause.ROUNDING if gap <= _MARGIN * resolution else Cause.BUG
@@ -143,18 +146,9 @@ class Judge:
             return logits[0, -1].double()
         return None
 
-    def _resolution(self, prefix: Tensor, exact: Tensor, tokens: tuple[int, int]) -> float:
-        """The largest error, over three computations, of a gap between one of `tokens` and another.
-
-        Errors are of gaps, not of logits: an error that all logits share changes no choice.
-        """
-        errors = self._run_logits(prefix) - exact  # [3, V]
-        return float(max((errors - errors[:, [token]]).abs().max() for token in tokens))
-
     def _run_logits(self, prefix: Tensor) -> Tensor:
-        """float64 [3, V] in the run's dtype: all tokens at once, the last token alone, and the last in a block.
-
-        The block is as wide as the tree, so its matrix products have the shapes of a verification.
+        """float64 [3, V] in the run's dtype: all tokens at once, the last alone, and the last in a block as wide as the
+        tree.
         """
         ids = prefix.to(self._base.device)
         rows = [self._base.forward(ids[None], use_cache=False, logits_to_keep=1)[0][0, -1]]
@@ -174,10 +168,9 @@ def _in_float64(model: PreTrainedModel) -> PreTrainedModel:
     first: dict[int, str] = {}  # names of tensors, of which other names may share one
     for name in [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())]:
         tensor = operator.attrgetter(name)(model)
-        if not tensor.is_meta and first.setdefault(id(tensor), name) != name:
-            continue
-        moved = weight_of(model, name).detach().cpu()
-        copies[name] = moved.to(torch.float64 if moved.is_floating_point() else moved.dtype, copy=True)
+        if tensor.is_meta or first.setdefault(id(tensor), name) == name:
+            moved = weight_of(model, name).detach().cpu()
+            copies[name] = moved.to(torch.float64 if moved.is_floating_point() else moved.dtype, copy=True)
     # Loading an offloaded weight replaces all tensors of its module, so their ids are read when all are loaded.
     memo: dict[int, Any] = {}  # copies that deepcopy takes as already made
     for name, double in copies.items():
@@ -197,10 +190,8 @@ class _Float64(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is Tensor.float:
-            func = Tensor.double
         wide = {name: _widened(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_widened, args), **wide)
+        return (Tensor.double if func is Tensor.float else func)(*map(_widened, args), **wide)
 
 
 def _widened(value: Any) -> Any:

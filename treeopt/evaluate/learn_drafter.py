@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from treeopt.defaults import KINDS, LEARN_SIZES, ONE_NODE, STEP_SIZES
 from treeopt.drafter import PLAN, Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.errors import check_choice, check_counts, memory_as_error
-from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep, prefilled
+from treeopt.evaluate.profile import AcceptDeepest, TimedStep, prefilled
 from treeopt.models.base import DTYPES, Base
 from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
@@ -47,7 +48,6 @@ class PlanFigures:
 
     Args:
         plan: the tree or policy.
-        nodes: its size, root counted.
         tokens_per_step: on texts left out of the fit.
         seconds: of one step, the shortest of those that were timed.
         speedup: tokens per second over those of autoregressive decoding in the same loop, dtype and forward, without
@@ -57,12 +57,16 @@ class PlanFigures:
     """
 
     plan: Plan
-    nodes: int
     tokens_per_step: float
     seconds: float
     speedup: float
     dtype: str
     compiled: bool = False
+
+    @property
+    def nodes(self) -> int:
+        """Its size, root counted."""
+        return self.plan.nodes
 
     @property
     def tokens_per_second(self) -> float:
@@ -79,15 +83,11 @@ class PlanFigures:
 
 
 def setting_of(dtype: str, *, compiled: bool) -> str:
-    """A dtype, with `compiled` where the forward is."""
     return f"{dtype}, compiled" if compiled else dtype
 
 
 def fastest_of(figures: Sequence[PlanFigures]) -> PlanFigures:
-    """The plan and setting with the most tokens per second by `fastest`; of none where no plan of its setting pays.
-
-    The figures of the first setting are first, and in each setting those of none.
-    """
+    """The plan and setting with the most tokens per second by `fastest`; figures of none are first in each setting."""
     best: list[PlanFigures] = []
     for setting in dict.fromkeys(one.setting for one in figures):
         none, *others = [one for one in figures if one.setting == setting]
@@ -99,10 +99,7 @@ def fastest_of(figures: Sequence[PlanFigures]) -> PlanFigures:
 
 
 def plans_of(calibration: Calibration, sizes: Sequence[int], *, with_draft: bool) -> list[Plan]:
-    """None, and of each size the best tree and, where the calibration has traces for it, a policy; no tree twice.
-
-    A tree is smaller where more nodes accept nothing more. With a draft model there are trees of limited depth too.
-    """
+    """None, then of each size the best tree, with a draft model also of limited depths, and a policy; no tree twice."""
     plans: list[Plan] = [build_tree(calibration, ONE_NODE)]
     limits = [*(depth for depth in _DEPTHS if with_draft and depth < calibration.num_heads), None]
     for size in sorted({*sizes} - {ONE_NODE}):
@@ -116,53 +113,38 @@ def plans_of(calibration: Calibration, sizes: Sequence[int], *, with_draft: bool
 
 def figures_of(plans: Sequence[Plan], seconds: Sequence[float], base: Base) -> tuple[PlanFigures, ...]:
     """The figures of plans, the first of them none, with the seconds of their steps on a base."""
-    plain = seconds[0]
-    expected = [_tokens_per_step(plan) for plan in plans]
-    return tuple(
-        PlanFigures(plan, plan.nodes, tau, one, tau * plain / one, base.dtype_name, base.compile)
-        for plan, tau, one in zip(plans, expected, seconds, strict=True)
-    )
+    found = []
+    for plan, one in zip(plans, seconds, strict=True):
+        assert plan.expected is not None
+        tau = getattr(plan.expected, "cross_validated", None) or plan.expected.replay  # not of texts too few to divide
+        found.append(PlanFigures(plan, tau, one, tau * seconds[0] / one, base.dtype_name, base.compile))
+    return tuple(found)
 
 
 def timed(groups: Sequence[Sequence[TreeDecoder]], texts: Sequence[Text], progress: Progress) -> list[list[float]]:
     """Seconds of a step of each decoder, which all take turns at the end of the text of median length.
 
-    The decoders of a group have one base and `AcceptDeepest` as their rule.
+    The decoders of a group have one base and `AcceptDeepest` as their rule. A step takes the shortest of several
+    rounds: what else runs on the machine can only lengthen it.
     """
     text = sorted(([*text.prompt, *text.answer] for text in texts), key=len)[len(texts) // 2]
-    steps = [_steps_after(text, decoders) for decoders in groups]
-    spent = iter(_shortest([step for group in steps for step in group], progress))
-    return [[next(spent) for _ in group] for group in steps]
-
-
-def _steps_after(text: Sequence[int], decoders: Sequence[TreeDecoder]) -> list[TimedStep]:
-    """The steps of the decoders of one base after a text, or after its last tokens that leave room for a step."""
-    base = decoders[0].base
-    depth = max(decoder.trees.depth for decoder in decoders) + 1
-    prompts = torch.tensor([text[-max(1, base.context - depth) :]], device=base.device)
-    return [
-        TimedStep(decoder, cached, prompts)
-        for decoder, cached in zip(decoders, prefilled(decoders, prompts, depth), strict=True)
-    ]
-
-
-def _shortest(steps: Sequence[TimedStep], progress: Progress) -> list[float]:
-    """Seconds of each step, the shortest of several rounds: what else runs on the machine can only lengthen a step."""
+    steps = [step for decoders in groups for step in _steps_after(text, decoders)]
     warm_up = sum(step.after_lead_in() for step in steps)
     rounds = min(max(_FEWEST_ROUNDS, int(_SECONDS / warm_up)), _MOST_ROUNDS)
     spent = np.empty((rounds, len(steps)))
     for row in range(rounds):
         spent[row] = [step.after_lead_in() for step in steps]
         progress(row + 1, rounds, "timed steps")
-    shortest: list[float] = spent.min(0).tolist()
-    return shortest
+    shortest = iter(spent.min(0).tolist())
+    return [[next(shortest) for _ in decoders] for decoders in groups]
 
 
-def _tokens_per_step(plan: Plan) -> float:
-    """The plan's expected tokens per step: cross-validated, where there are enough texts for it."""
-    assert plan.expected is not None
-    cross_validated = getattr(plan.expected, "cross_validated", None)
-    return plan.expected.replay if cross_validated is None else cross_validated
+def _steps_after(text: Sequence[int], decoders: Sequence[TreeDecoder]) -> list[TimedStep]:
+    """The steps of the decoders of one base after a text, or after its last tokens that leave room for a step."""
+    base, depth = decoders[0].base, max(decoder.trees.depth for decoder in decoders) + 1
+    prompts = torch.tensor([text[-max(1, base.context - depth) :]], device=base.device)
+    pairs = zip(decoders, prefilled(decoders, prompts, depth), strict=True)
+    return [TimedStep(decoder, cached, prompts) for decoder, cached in pairs]
 
 
 @dataclass(frozen=True)
@@ -243,33 +225,30 @@ def learn_drafter(
         base, loaded, prompts, learning=learning or Learning(), steps=True, progress=progress, **options
     )
     assert run.learned is not None
-    used = None if loaded is None else heads_like(base, loaded.heads)
+    heads_used = None if loaded is None else loaded.heads
     plans = plans_of(run.calibration, sizes, with_draft=draft is not None)
     plain, *alone = (TreeDecoder(one, None, Tree(()), acceptance=AcceptDeepest()) for one in (base, draft) if one)
-    groups = [[plain, *_decoders(base, used, plans[1:], run.learned.drafter, draft)]]
+    decoders = functools.partial(_decoders, heads_used, run.learned.drafter, draft)
+    groups = [[plain, *decoders(base, plans[1:])]]
     with memory_as_error("smaller sizes, or fewer dtypes"):
         copies = [copy for copy in (base.in_dtype(dtype) for dtype in dtypes) if copy is not base]
         if with_compiled:
             copies += [dataclasses.replace(one, compile=True) for one in (base, *copies)]
-        groups += [_decoders(copy, used, plans, run.learned.drafter, draft) for copy in copies]
+        groups += [decoders(copy, plans) for copy in copies]
         seconds = timed([*groups, *([one] for one in alone)], run.texts, progress)
-    figures = tuple(
-        one
-        for decoders, spent in zip(groups, seconds, strict=False)
-        for one in figures_of(plans, spent, decoders[0].base)
-    )
+    pairs = zip(groups, seconds, strict=False)
+    figures = [one for group, spent in pairs for one in figures_of(plans, spent, group[0].base)]
     chains = None if draft is None else predict_chains(run.calibration, seconds[-1][0] / seconds[0][0])
     alpha = None if draft is None else _sampled_alpha(base, draft, run.texts[:_SAMPLED])
-    found = LearnedDrafter(run.learned.drafter, figures, run, chains, alpha)
-    best = found.recommended
+    best = fastest_of(figures)
     timing = {"dtype": best.dtype, "threads": torch.get_num_threads(), **({"compiled": True} if best.compiled else {})}
-    source = {**found.drafter.source, PLAN: timing}
-    drafter = dataclasses.replace(found.drafter, plan=best.plan, source=source)
-    return dataclasses.replace(found, drafter=drafter)
+    source = {**run.learned.drafter.source, PLAN: timing}
+    drafter = dataclasses.replace(run.learned.drafter, plan=best.plan, source=source)
+    return LearnedDrafter(drafter, tuple(figures), run, chains, alpha)
 
 
 def _decoders(
-    base: Base, heads: MedusaHeads | None, plans: Sequence[Plan], drafter: Drafter, draft: Base | None
+    heads: MedusaHeads | None, drafter: Drafter, draft: Base | None, base: Base, plans: Sequence[Plan]
 ) -> list[TreeDecoder]:
     used = None if heads is None else heads_like(base, heads)
     options: dict[str, Any] = {"drafter": drafter, "draft": draft, "acceptance": AcceptDeepest(), "probe": False}
@@ -287,7 +266,7 @@ def _check_sizes(sizes: Sequence[int]) -> None:
 @torch.inference_mode()
 def _sampled_alpha(base: Base, draft: Base, texts: Sequence[Text]) -> float:
     """The mean of sum_x min(p, q) over the tokens of the answers, p of the base and q of the draft model."""
-    shares, tokens = [], 0
+    shares, tokens = 0.0, 0
     for text in texts:
         ids = torch.tensor([[*text.prompt, *text.answer[:-1]]])
         inside = ids.clamp(max=draft.vocab_size - 1)[:, -draft.context :]
@@ -296,6 +275,6 @@ def _sampled_alpha(base: Base, draft: Base, texts: Sequence[Text]) -> float:
         q = draft.forward(inside.to(draft.device), use_cache=False, logits_to_keep=keep)[0][0].float()
         q = q[:, : base.vocab_size].softmax(-1)
         q = torch.nn.functional.pad(q, (0, base.vocab_size - q.shape[1]))
-        shares.append(keep * sampled_acceptance(p.numpy(force=True), q.numpy(force=True)))
+        shares += keep * sampled_acceptance(p.numpy(force=True), q.numpy(force=True))
         tokens += keep
-    return sum(shares) / tokens
+    return shares / tokens

@@ -9,23 +9,25 @@ token further in a text of the model, and the last round has the context that is
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.decoder import Rows, TreeDecoder, advance
+from treeopt.decode.rules import Greedy, Sample
 from treeopt.defaults import HEADS, KINDS, ONE_NODE, PROFILE_CONTEXT, PROFILE_NODES, PROFILE_REPEATS, STEP_SIZES
 from treeopt.drafter import UNTRAINED_TOP, Drafter
+from treeopt.drafting.interface import Drafts
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.ngram import check_drafter
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts, counted, memory_as_error
-from treeopt.evaluate.timed_step import AcceptDeepest, TimedRounds
 from treeopt.latency import LatencyPoint, LatencyProfile
-from treeopt.models.base import Base
+from treeopt.models.base import Base, now
 from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.head_files import LoadedHeads
@@ -42,6 +44,13 @@ MOST_NODES = 16_384  # of a timed step; its mask takes 1 GB in float32
 MOST_BATCH = 1 << 31  # texts of a timed step; about the maximum that torch can count
 # Accuracies of the generic tree: 0.6 for rank 0 of the first head, falling by depth and by rank like measured ones.
 _FIRST, _BY_DEPTH, _BY_RANK = 0.6, 0.85, 2.0
+_SEED = 0
+_MOST_SAMPLES = 8  # texts that are sampled, in one batch
+_SAMPLE_TOKENS = 256  # of each; they fill `treeopt.drafter.WINDOW` together
+_TEMPERATURE = 0.7  # of text that drafters are learned from
+_QUARTILES = (0.25, 0.5, 0.75)
+_DIGITS = 9  # decimals of a second: the clock counts nanoseconds
+_TIMED = 3  # successive steps of one size, after one that fills the processor's caches
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,7 @@ class ProfileOptions:
     Args:
         nodes: sizes, root counted; the one-node step, which all overheads refer to, is always measured. Sizes of
             per-step trees above 254 are replaced by 254.
-        contexts: tokens in the cache before the step.
+        contexts: tokens in the cache before the step; None for 512, or what fits into the model's context.
         batches: texts decoded together.
         repeats: rounds, each with the shortest of three steps of every size; the quieter half counts.
         kind: `static`, one tree for all steps, or `dynamic`, a tree chosen per step.
@@ -63,17 +72,20 @@ class ProfileOptions:
     """
 
     nodes: Sequence[int] = PROFILE_NODES
-    contexts: Sequence[int] = (PROFILE_CONTEXT,)
+    contexts: Sequence[int] | None = None
     batches: Sequence[int] = (1,)
     repeats: int = PROFILE_REPEATS
     kind: str = KINDS[0]
     draft: GivenModel | None = None
 
     def __post_init__(self) -> None:
-        _check_numbers(self.nodes, self.contexts, self.batches, self.repeats)
+        lists = {"nodes": self.nodes, "contexts": self.contexts, "batches": self.batches}
+        given = {name: numbers for name, numbers in lists.items() if name != "contexts" or numbers is not None}
+        _check_numbers(**given)
+        check_counts(repeats=self.repeats)
         check_choice("kind", self.kind, KINDS)
-        for name in ("nodes", "contexts", "batches"):
-            object.__setattr__(self, name, tuple(sorted({int(number) for number in getattr(self, name)})))
+        for name, numbers in given.items():
+            object.__setattr__(self, name, tuple(sorted(map(int, set(numbers)))))
 
 
 def measure_profile(
@@ -119,33 +131,19 @@ def measure_profile(
     if drafter is not None:
         check_drafter(drafter, base, used, draft)
     record, trees, depth = _generic(base, used, drafter, chosen)
-    _check_contexts(chosen.contexts, depth, base)
+    pairs = list(itertools.product(chosen.batches, _contexts(chosen.contexts, depth, base)))
     check_trees(base)
     decoders = [_decoder(base, used, tree, record, chosen.kind, draft) for tree in trees]
-    pairs = [(batch, context) for batch in chosen.batches for context in chosen.contexts]
     rounds = chosen.repeats + 1  # the first is the warm-up
     points: list[LatencyPoint] = []
-    for i, pair in enumerate(pairs):
-        done = i * rounds
+    for i, (batch, context) in enumerate(pairs):
         with memory_as_error("fewer nodes, shorter contexts or smaller batches"):
-            timing = TimedRounds(decoders, *pair, rounds)
+            timing = TimedRounds(decoders, batch, context, rounds)
             for row in range(rounds):
                 timing.run(drafting=chosen.kind == KINDS[1])
-                progress(done + row + 1, len(pairs) * rounds, f"batch {pair[0]}, context {pair[1]}")
+                progress(i * rounds + row + 1, len(pairs) * rounds, f"batch {batch}, context {context}")
         points += timing.points()
     return LatencyProfile.from_points(points, _provenance(base, loaded, chosen, record))
-
-
-def largest_context(
-    base: Base,
-    heads: MedusaHeads | None,
-    nodes: Sequence[int] = PROFILE_NODES,
-    drafter: Drafter | None = None,
-    kind: str = KINDS[0],
-) -> int:
-    """The largest context that leaves room for a step of each of these sizes; below 1 where there is none."""
-    *_, depth = _generic(base, heads, drafter, ProfileOptions(nodes=nodes, kind=kind))
-    return _room(base, depth)
 
 
 def generic_growth(nodes: int, levels: int, ranks: int) -> Growth:
@@ -167,35 +165,31 @@ def _generic(
         nodes = [min(size, STEP_SIZES[-1]) for size in nodes]
     trees = _trees(base, heads, nodes, record)
     per_step = dynamic and record is not None and trees[-1].nodes > ONE_NODE
-    return record, trees, record.depth if per_step and record is not None else trees[-1].depth
+    return record, trees, record.depth if per_step and record else trees[-1].depth
 
 
 def _decoder(
     base: Base, heads: MedusaHeads | None, tree: Tree, record: Drafter | None, kind: str, draft: Base | None
 ) -> TreeDecoder:
     """The decoder of one size; that of one node needs neither heads nor drafter."""
-    rule = AcceptDeepest()
     plan: Plan = tree
     if tree.nodes == ONE_NODE:
-        return TreeDecoder(base, None, tree, acceptance=rule, probe=False)
+        heads = record = draft = None
     if record is not None:
         policy = TreePolicy(tree.nodes, record.depth, record.id)
         plan = dataclasses.replace(tree, drafter=record.id) if kind == KINDS[0] else policy
-    return TreeDecoder(base, heads, plan, drafter=record, draft=draft, acceptance=rule, probe=False)
+    return TreeDecoder(base, heads, plan, drafter=record, draft=draft, acceptance=AcceptDeepest(), probe=False)
 
 
-def _check_numbers(nodes: Sequence[int], contexts: Sequence[int], batches: Sequence[int], repeats: int) -> None:
+def _check_numbers(**given: Sequence[int]) -> None:
     """Raise ValueError for an empty list or a number that is not whole or below 1; E403 above `MOST_BATCH`."""
-    for name, numbers in (("nodes", nodes), ("contexts", contexts), ("batches", batches)):
+    for name, numbers in given.items():
         if isinstance(numbers, str) or not isinstance(numbers, Sequence) or not numbers:
             raise ValueError(f"{name} {numbers!r}: it is a list of at least one number")
-        if not all(isinstance(number, Integral) and not isinstance(number, bool) for number in numbers):
-            raise ValueError(f"{name} {numbers!r}: a number is not whole")
-    for name, numbers in (("nodes", nodes), ("batches", batches), ("repeats", [repeats])):
         for number in numbers:
-            check_counts(**{name: number})
-    if max(batches) > MOST_BATCH:
-        what = f"a batch of {max(batches)} texts does not fit into any memory"
+            check_counts(0 if name == "contexts" else 1, **{name: number})
+    if max(given["batches"]) > MOST_BATCH:
+        what = f"a batch of {max(given['batches'])} texts does not fit into any memory"
         raise TreeoptError(Code.OUT_OF_MEMORY, what, fix="a smaller --batch-size")
 
 
@@ -217,27 +211,24 @@ def _trees(base: Base, heads: MedusaHeads | None, nodes: Sequence[int], record: 
     return [growth.tree(size) for size in sizes]
 
 
-def _room(base: Base, depth: int) -> int:
-    return base.context - depth - 1
-
-
-def _check_contexts(contexts: Sequence[int], depth: int, base: Base) -> None:
-    """Raise E503 where a context is empty, or leaves no room for a tree of that depth."""
-    room = _room(base, depth)
-    for context in contexts:
+def _contexts(contexts: Sequence[int] | None, depth: int, base: Base) -> Sequence[int]:
+    """The contexts, or the default that fits; E503 where one is empty, or leaves no room for a tree of that depth."""
+    room = base.context - depth - 1
+    chosen = (max(1, min(PROFILE_CONTEXT, room)),) if contexts is None else contexts
+    for context in chosen:
         if not 1 <= context <= room:
             what = (
                 f"{context} cached tokens, a root and {depth} drafts below it; the context of {base.name} is "
                 f"{base.context} tokens"
             )
             raise TreeoptError(Code.CONTEXT_FULL, what, fix=f"--context from 1 to {room}" if room >= 1 else "")
+    return chosen
 
 
 def _provenance(
     base: Base, loaded: LoadedHeads | None, options: ProfileOptions, record: Drafter | None
 ) -> dict[str, object]:
     versions = base.versions()
-    by_drafter = {} if record is None else {"drafter": record.id}
     return {
         "made_by": f"treeopt {VERSION}",
         "model": base.name,
@@ -245,7 +236,7 @@ def _provenance(
         "heads": "" if loaded is None else loaded.name,
         "heads_id": "" if loaded is None else loaded.fingerprint,
         "kind": options.kind,
-        **by_drafter,
+        **({} if record is None else {"drafter": record.id}),
         "drafter_name": HEADS if record is None else record.name,
         "device": versions["device"],
         "dtype": base.dtype_name,
@@ -255,3 +246,157 @@ def _provenance(
         **({"compiled": True} if base.compile else {}),
         "versions": {name: versions[name] for name in ("python", "torch", "transformers")},
     }
+
+
+def random_prompts(base: Base, batch: int, context: int) -> Tensor:
+    """Random tokens as int64 [B, T], the same at every call."""
+    return torch.randint(base.vocab_size, (batch, context), generator=_generator()).to(base.device)
+
+
+def model_texts(base: Base, batch: int, context: int) -> Tensor:
+    """Text of the model as int64 [B, T], the same at every call, for drafters whose time depends on the text.
+
+    A row is a sequence of sampled texts, each begun by a random token, and each of the first rows ends with another
+    one.
+    """
+    length = min(_SAMPLE_TOKENS, context, base.context - 2)
+    if length < 1:
+        return random_prompts(base, batch, context)
+    repeats = -(-context // length)
+    count = min(_MOST_SAMPLES, max(batch, repeats))
+    samples = _samples(base, count, length)
+    rows = [torch.cat([samples[(row + 1 + i) % count] for i in range(repeats)])[-context:] for row in range(batch)]
+    return torch.stack(rows).to(base.device)
+
+
+def _samples(base: Base, count: int, length: int) -> Tensor:
+    """int64 [count, length], sampled by autoregressive decoding."""
+    first = torch.randint(base.vocab_size, (count,), generator=_generator()).tolist()
+    begin = base.model.generation_config.bos_token_id
+    starts = [[token] if begin is None else [int(begin), token] for token in first]
+    rule = Sample(_TEMPERATURE, seed=_SEED)
+    decoder = TreeDecoder(base, None, Tree(()), acceptance=rule, probe=False)
+    rows = decoder.prefill(starts, length)
+    texts: list[list[int]] = [[] for _ in starts]
+    for step in advance(decoder, rows, dict.fromkeys(rows.indices, length), frozenset()):
+        for row, tokens in step.items():
+            texts[row] += tokens
+    return torch.tensor(texts)
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(_SEED)
+
+
+@dataclass(frozen=True)
+class AcceptDeepest(Greedy):
+    """Greedy acceptance at its full cost, whose result is replaced by the last node, a deepest one.
+
+    Random text accepts nothing, but keeping a deep path means moving cache entries, which a timed step must include.
+    """
+
+    def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        node, root = super().accept(drafts, logits, generator)
+        return node.fill_(drafts.tokens.shape[1] - 1), root
+
+
+class TimedStep:
+    """A step of a decoder after cached texts, which can be run again and again.
+
+    Prompts int64 [B, T], or as many of their last tokens as it reads, are `cached` by a decoder of the same base whose
+    trees are as large and deep, or more: all sizes share one cache.
+    """
+
+    def __init__(self, decoder: TreeDecoder, cached: Rows, prompts: Tensor) -> None:
+        self.decoder = decoder
+        texts = [[*text, root] for text, root in zip(prompts.tolist(), cached.roots, strict=True)]
+        drafting = decoder.trees.start(texts)
+        self.rows = Rows(cached.session, drafting, cached.roots, cached.root, cached.hidden, None, None)
+        self._start = self.rows.mark()
+
+    def seconds(self) -> float:
+        """Run the step, and return the rows to the state before it."""
+        begin = now(self.decoder.base)
+        self.decoder.step(self.rows)
+        end = now(self.decoder.base)
+        self.rows.rewind(self._start)
+        return end - begin
+
+    @torch.inference_mode()
+    def drafting_seconds(self) -> float:
+        """Seconds of choosing the tree and its tokens again, without verifying it; the shortest of several."""
+        spent = []
+        for _ in range(_TIMED):
+            begin = now(self.decoder.base)
+            self.decoder.trees.draft(self.rows.drafting, self.rows.root, self.rows.hidden)
+            spent.append(now(self.decoder.base) - begin)
+        return min(spent)
+
+    def after_lead_in(self) -> float:
+        """Seconds of a step that follows a step of the same size: the shortest of several."""
+        self.seconds()
+        return min(self.seconds() for _ in range(_TIMED))
+
+
+def prefilled(decoders: Sequence[TreeDecoder], prompts: Tensor, max_new_tokens: int) -> list[Rows]:
+    """The texts [B, T] in the cache of the largest decoder, for all; compiled decoders run one size, so each has its
+    own.
+    """
+    largest = max(decoders, key=lambda one: (one.trees.nodes, one.trees.depth))
+    if largest.base.compile:
+        return [decoder.prefill(list(prompts), max_new_tokens) for decoder in decoders]
+    return [largest.prefill(list(prompts), max_new_tokens)] * len(decoders)
+
+
+class TimedRounds:
+    """Steps of several decoders after the same texts, timed in turn; one node is first, the largest and deepest last.
+
+    The cache has `context` tokens, at the last round where a decoder reads the text.
+    """
+
+    def __init__(self, decoders: Sequence[TreeDecoder], batch: int, context: int, rounds: int) -> None:
+        largest = decoders[-1]
+        self._decoders, self._batch, self._context = decoders, batch, context
+        reads = largest.trees.window > 0
+        # Raises at once where not even the hidden states of the texts fit: texts are made as lists, which takes long.
+        torch.empty(batch, context, largest.base.hidden_size, dtype=largest.base.dtype, device=largest.base.device)
+        texts = (model_texts if reads else random_prompts)(largest.base, batch, context)
+        moves = reads and not largest.base.compile  # compiled steps share no cache that one of them could advance
+        begin = max(1, context - rounds + 1) if moves else context
+        self._texts = texts[:, :begin]
+        self._cached = prefilled(decoders, self._texts, context - begin + largest.trees.depth + 1)
+        self._spent: list[list[float]] = []
+        self._drafting: list[list[float]] = []
+
+    def run(self, *, drafting: bool) -> None:
+        """Time a step of each decoder, and with `drafting` its drafting alone; then go one token on in the text."""
+        steps = [
+            TimedStep(decoder, cached, _read(decoder, self._texts))
+            for decoder, cached in zip(self._decoders, self._cached, strict=True)
+        ]
+        pairs = [(step.after_lead_in(), step.drafting_seconds() if drafting else 0.0) for step in steps]
+        self._spent.append([spent for spent, _ in pairs])
+        self._drafting.append([alone for _, alone in pairs])
+        if self._texts.shape[1] < self._context:
+            self._texts = torch.cat([self._texts, self._cached[0].root[:, None]], dim=1)
+            steps[0].decoder.step(steps[0].rows)
+            self._cached = [steps[0].rows] * len(steps)
+
+    def points(self) -> list[LatencyPoint]:
+        """Medians and quartiles of the quieter half of the rounds, the first left out; of drafting the median.
+
+        A round is quieter where its steps take less time in all: other load lasts for whole rounds.
+        """
+        spent, drafting = np.array(self._spent[1:]), np.array(self._drafting[1:])
+        quiet = spent.sum(1).argsort(kind="stable")[: -(-len(spent) // 2)]
+        quartiles = np.quantile(spent[quiet], _QUARTILES, axis=0).round(_DIGITS).T.tolist()
+        alone_each = np.median(drafting[quiet], axis=0).round(_DIGITS).tolist()
+        return [
+            LatencyPoint(decoder.trees.nodes, self._batch, self._context, median, low, high, alone or None)
+            for decoder, (low, median, high), alone in zip(self._decoders, quartiles, alone_each, strict=True)
+        ]
+
+
+def _read(decoder: TreeDecoder, texts: Tensor) -> Tensor:
+    """The last tokens of texts [B, T] that a decoder reads, its root left out."""
+    return texts[:, max(0, texts.shape[1] + 1 - max(1, decoder.trees.window)) :]

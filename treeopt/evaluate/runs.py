@@ -8,7 +8,6 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ from treeopt.optimize.per_step import replay_policy
 from treeopt.optimize.replay import Replay, most_used, replay
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress
-from treeopt.runs.batches import ALONE, BatchRun, Tally
+from treeopt.runs.batches import ALONE, BatchRun
 from treeopt.texts.encode import Text, next_turn
 from treeopt.texts.prompts import Skipped
 from treeopt.traces import MAX_RANKS
@@ -82,13 +81,11 @@ class ValidateOptions:
 
     def __post_init__(self) -> None:
         check_counts(max_new_tokens=self.max_new_tokens, repeats=self.repeats, batch_size=self.batch_size)
-        for name, value in (("judge", self.judge), ("draws", self.draws)):
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"{name} {value!r}: it is not a whole number from 0")
+        check_counts(0, judge=self.judge, draws=self.draws)
         if not isinstance(self.acceptance, (Greedy, Sample, Typical)):
             kind = type(self.acceptance).__name__
             raise TypeError(f"acceptance is Greedy(), Sample(...) or Typical(...), not an object of type {kind}")
-        if isinstance(self.acceptance, (Sample, Typical)) and self.acceptance.temperature == 0:
+        if getattr(self.acceptance, "temperature", None) == 0:
             raise ValueError("temperature 0 is greedy decoding: validate it as Greedy()")
 
 
@@ -109,7 +106,6 @@ class Measured:
         repeats: as in `ValidateOptions`; under sampling each gives texts of its own, which are trials.
         batch_size: texts decoded together.
         made_by: versions, device, threads, dtype, attention.
-        texts: prompts and answers of stock generate, one for each trial of the metrics.
     """
 
     metrics: Metrics
@@ -122,7 +118,11 @@ class Measured:
     repeats: int
     batch_size: int
     made_by: dict[str, str]
-    texts: tuple[Text, ...]
+
+    @property
+    def texts(self) -> tuple[Text, ...]:
+        """Prompts and answers of stock generate, one for each trial of the metrics."""
+        return tuple(trial.text for trial in self.metrics.trials)
 
     @property
     def measured_by_depth(self) -> tuple[float, ...]:
@@ -150,11 +150,7 @@ class Measured:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """The checked arguments of `validate`.
-
-    Heads, the drafter of the tree, and its draft model are None where there are none; `skipped` are prompts that do not
-    fit into the context.
-    """
+    """The checked arguments of `validate`; `skipped` are prompts that do not fit into the context."""
 
     base: Base
     heads: MedusaHeads | None
@@ -181,28 +177,25 @@ class Inputs:
     def traces(self, texts: Sequence[Text], scores: Callable[[Tensor], Tensor] | None = None) -> Calibration:
         """Teacher-forced traces; with `scores`, the probabilities of the candidates that are their softmax, too."""
         target = None if scores is None else Target(scores, min(num_ranks(self.tree), self.base.vocab_size))
-        steps = step_depth(self.tree)
-        return trace(self.base, self.heads, texts, self.drafter, self.draft, steps=steps, target=target)
+        given = self.base, self.heads, texts, self.drafter, self.draft
+        return trace(*given, steps=step_depth(self.tree), target=target)
 
     def measured(self, runs: Runs, traces: Calibration, *, parts: bool = True) -> dict[str, Any]:
         """The fields of `Measured`, predicted from traces of as many texts; with the `smaller` parts of the tree."""
         predicted = replayed(self.tree, traces)
-        smaller = _parts(self.tree, traces) if parts else {}
-        sums = predicted.sums
-        rows = zip(runs.texts, runs.by_text, sums.steps.tolist(), sums.tokens.tolist(), strict=True)
-        trials = [Trial(text.prompt_id, text.category, text.turn, by_name, *both) for text, by_name, *both in rows]
+        rows = zip(runs.trials, predicted.sums.steps.tolist(), predicted.sums.tokens.tolist(), strict=True)
+        sizes = [nodes for nodes in _SMALLER if nodes < self.tree.nodes] if parts else []
         return {
-            "metrics": Metrics(tuple(trials)),
+            "metrics": Metrics(tuple(Trial(one.text, one.runs, steps, tokens) for one, steps, tokens in rows)),
             "predicted": predicted,
             "expected_tokens_per_step": self.tree.expected.replay if self.tree.expected else None,
             "nodes": self.tree.nodes,
-            "smaller": {nodes: replayed(part, traces).tokens_per_step for nodes, part in smaller.items()},
+            "smaller": {nodes: replayed(_part(self.tree, traces, nodes), traces).tokens_per_step for nodes in sizes},
             "skipped": (*self.skipped, *runs.skipped),
             "left_out": runs.left_out,
             "repeats": self.options.repeats,
             "batch_size": self.options.batch_size,
             "made_by": made_by(self.base),
-            "texts": runs.texts,
         }
 
 
@@ -215,18 +208,6 @@ def made_by(base: Base) -> dict[str, str]:
         "attention": base.model.config._attn_implementation,
         **({"compiled": "yes"} if base.compile else {}),
     }
-
-
-def predict(
-    base: Base,
-    heads: MedusaHeads | None,
-    tree: Plan,
-    texts: Sequence[Text],
-    drafter: Drafter | None = None,
-    draft: Base | None = None,
-) -> Replay:
-    """Replay over teacher-forced traces of these texts; nothing is decoded."""
-    return replayed(tree, trace(base, heads, texts, drafter, draft, steps=step_depth(tree)))
 
 
 def trace(
@@ -260,26 +241,22 @@ def num_ranks(tree: Plan) -> int:
     return max(1, tree.max_rank + 1 if isinstance(tree, Tree) else tree.nodes - 1)
 
 
-def _parts(tree: Plan, traces: Calibration) -> dict[int, Plan]:
-    """The most used parts of a tree, by their nodes; of a policy, the same policy with fewer nodes."""
-    sizes = [nodes for nodes in _SMALLER if nodes < tree.nodes]
-    if isinstance(tree, Tree):
-        return {nodes: most_used(tree, traces, nodes) for nodes in sizes}
-    return {nodes: TreePolicy(nodes, tree.depth, tree.drafter) for nodes in sizes}
+def _part(tree: Plan, traces: Calibration, nodes: int) -> Plan:
+    """The most used part of a tree; of a policy, the same policy with fewer nodes."""
+    return most_used(tree, traces, nodes) if isinstance(tree, Tree) else TreePolicy(nodes, tree.depth, tree.drafter)
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Prompts of all turns with the answers of stock generate, sorted by prompt id, and how each was decoded.
+    """All turns of all prompts by prompt id, turns that do not fit, and messages of methods that do not run here."""
 
-    `skipped` are later turns that do not fit into the context, `left_out` methods of transformers that do not support
-    this model or batch size, with their error messages.
-    """
-
-    texts: tuple[Text, ...]
-    by_text: tuple[RunsByName, ...]
+    trials: tuple[Trial, ...]
     skipped: tuple[Skipped, ...]
     left_out: Mapping[str, str]
+
+    @property
+    def texts(self) -> list[Text]:
+        return [trial.text for trial in self.trials]
 
 
 def decode_all(
@@ -304,47 +281,45 @@ def decode_all(
     )
     options.division.check_same(lambda: _settings(base, prompts, options, [*left_out], content or {}))
     batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
-    once = dataclasses.replace(options, repeats=1)
-    reported = _reported(progress, options.division.tally(), prompts, exact=isinstance(options.acceptance, Greedy))
+    tally, total = options.division.tally(), sum(1 + len(prompt.later) for prompt in prompts)
+    once, exact = dataclasses.replace(options, repeats=1), isinstance(options.acceptance, Greedy)
 
     def decode(number: int) -> Any:
-        made: list[list[RunsByName]] = []
-
         def decoded(turn: int, prompts: Sequence[Sequence[int]]) -> list[RunsByName]:
             call = Call(number, turn, first_repeat)
             if base.compile:
                 decode_in_turns(baselines, prompts, once, call._replace(repeat=0, part=WARMING))
-            made.append(decode_in_turns(baselines, prompts, options, call))
-            return made[-1]
+            return decode_in_turns(baselines, prompts, options, call)
 
-        for done, skipped in _turns(base, batches[number], options, decoded):
-            reported(done, skipped)
+        made: list[list[RunsByName]] = []
+        for trials, left in _turns(base, batches[number], options, decoded):
+            made.append([dict(trial.runs) for trial in trials])
+            texts, differing = tally("texts", len(trials)), tally("differing", sum(map(_differs, trials)))
+            # The turns of this batch that are skipped are no longer expected after this report.
+            progress(texts, total - tally("skipped", 0), f"texts that differ: {differing}" if exact else "")
+            tally("skipped", sum(len(trial.text.later) for trial, _ in left))
         return _BATCH.dump_python(made, mode="json")
 
-    done: list[tuple[Text, RunsByName]] = []
+    done: list[Trial] = []
     skipped: list[Skipped] = []
     for batch, made in zip(batches, options.division.each("texts", range(len(batches)), decode), strict=True):
         known = _BATCH.validate_python(made)
-        for more, left in _turns(base, batch, options, lambda turn, _: known[turn]):  # noqa: B023 - used up here
-            done += more
+        for trials, left in _turns(base, batch, options, lambda turn, _: known[turn]):  # noqa: B023 - used up here
+            done += trials
             skipped += [turn for _, turn in left]
-    done.sort(key=lambda one: one[0].prompt_id)  # a batch of dialogues is decoded turn by turn
-    texts_done, runs_done = zip(*done, strict=True)
-    return Runs(texts_done, runs_done, tuple(skipped), left_out)
+    # A batch of dialogues is decoded turn by turn.
+    return Runs(tuple(sorted(done, key=lambda one: one.prompt_id)), tuple(skipped), left_out)
 
 
 def _settings(
     base: Base, prompts: Sequence[Text], options: ValidateOptions, left_out: Sequence[str], content: Mapping[str, str]
 ) -> dict[str, Any]:
     """All that the texts depend on, in types of JSON."""
-    named = {name: getattr(options, name) for name in ("max_new_tokens", "repeats", "batch_size", "chat_template")}
     texts = [[list(text.prompt), repr(text.later)] for text in prompts]
     return {
-        **named,
-        **base.versions(),
+        **{name: getattr(options, name) for name in ("max_new_tokens", "repeats", "batch_size", "chat_template")},
+        **made_by(base),
         "model_id": base.fingerprint,
-        "dtype": base.dtype_name,
-        "threads": torch.get_num_threads(),
         "acceptance": repr(options.acceptance),
         "prompts": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
         "methods left out": sorted(left_out),
@@ -357,42 +332,23 @@ def _turns(
     batch: Sequence[Text],
     options: ValidateOptions,
     decoded: Callable[[int, Sequence[Sequence[int]]], list[RunsByName]],
-) -> Iterator[tuple[list[tuple[Text, RunsByName]], list[tuple[Text, Skipped]]]]:
-    """For each turn of a batch the texts with their runs, and the texts whose next turn does not fit, with that turn.
-
-    `decoded` gives the runs of prompts, the texts of a turn (its number from 0).
+) -> Iterator[tuple[list[Trial], list[tuple[Trial, Skipped]]]]:
+    """For each turn of a batch its texts, with the runs that `decoded` gives, and those with a next turn that is too
+    long.
     """
     turns = list(batch)
     for number in itertools.count():
         if not turns:
             return
         runs = decoded(number, [turn.prompt for turn in turns])
-        texts = [
-            dataclasses.replace(turn, answer=by_name[GENERATE][0].tokens)
+        trials = [
+            Trial(dataclasses.replace(turn, answer=by_name[GENERATE][0].tokens), by_name)
             for turn, by_name in zip(turns, runs, strict=True)
         ]
-        following = [
-            next_turn(base, text, options.max_new_tokens, chat_template=options.chat_template) for text in texts
-        ]
-        left = [(text, turn) for text, turn in zip(texts, following, strict=True) if isinstance(turn, Skipped)]
-        yield list(zip(texts, runs, strict=True)), left
+        template = options.chat_template
+        following = [next_turn(base, one.text, options.max_new_tokens, chat_template=template) for one in trials]
+        yield trials, [(one, turn) for one, turn in zip(trials, following, strict=True) if isinstance(turn, Skipped)]
         turns = [turn for turn in following if isinstance(turn, Text)]
-
-
-def _reported(
-    progress: Progress, tally: Tally, prompts: Sequence[Text], *, exact: bool
-) -> Callable[[list[tuple[Text, RunsByName]], list[tuple[Text, Skipped]]], None]:
-    """A function that reports what `_turns` gives, together with what other processes have made."""
-    total = sum(1 + len(prompt.later) for prompt in prompts)
-
-    def report(done: list[tuple[Text, RunsByName]], left: list[tuple[Text, Skipped]]) -> None:
-        texts = tally("texts", len(done))
-        differing = tally("differing", sum(_differs(text, by_name) for text, by_name in done))
-        # The turns of this batch that are skipped are no longer expected after this report.
-        progress(texts, total - tally("skipped", 0), f"texts that differ: {differing}" if exact else "")
-        tally("skipped", sum(len(text.later) for text, _ in left))
-
-    return report
 
 
 def decode_in_turns(
@@ -413,5 +369,5 @@ def decode_in_turns(
     return runs
 
 
-def _differs(text: Text, runs: RunsByName) -> bool:
-    return any(run.tokens != text.answer for name in runs.keys() - STOCK for run in runs[name])
+def _differs(trial: Trial) -> bool:
+    return any(run.tokens != trial.text.answer for name in trial.runs.keys() - STOCK for run in trial.runs[name])

@@ -8,11 +8,13 @@ pass over the texts of stock `generate`, and replay.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from treeopt.decode.decoder import TreeDecoder
@@ -20,15 +22,24 @@ from treeopt.decode.plans import GivenPlan, as_plan_for
 from treeopt.decode.rules import Sample, Typical
 from treeopt.drafter import Drafter
 from treeopt.errors import counted, memory_as_error
-from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, all_baselines
-from treeopt.evaluate.divergence import Cause, Difference, Judge, first_difference, tolerated
+from treeopt.evaluate.baselines import (
+    AUTOREGRESSIVE,
+    GENERATE,
+    LOOKUP,
+    TREE,
+    all_baselines,
+    seeded,
+    with_decoder,
+    with_generate,
+)
+from treeopt.evaluate.divergence import Cause, Difference, Judge, first_difference, num_common, tolerated
 from treeopt.evaluate.metrics import Trial
 from treeopt.evaluate.runs import JUDGED, Inputs, Measured, Runs, ValidateOptions, decode_all
 from treeopt.evaluate.validate_sample import SampleValidation, validate_sample
-from treeopt.evaluate.validate_typical import TypicalValidation, validate_typical
 from treeopt.models.base import Base
 from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
+from treeopt.models.logits import rows_at_once
 from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Text, as_texts
 from treeopt.texts.prompts import GivenPrompts
@@ -36,6 +47,11 @@ from treeopt.traces import MAX_RANKS
 from treeopt.tree import Tree, check_tree_fits
 
 _OURS = (AUTOREGRESSIVE, TREE)  # decoders that must give the text of stock generate; prompt lookup is not ours
+SAMPLED = "sampled generate"  # stock generate, sampling at the temperature of the rule
+SEED = 0  # of it
+_LENGTHS = (1, 2, 3)  # of the n-grams of typical texts
+_DOUBLE = 2  # a number in float64 takes as much memory as so many in float32
+Tokens = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -71,9 +87,8 @@ class Validation(Measured):
 
     def judged(self, base: Base, most: int = JUDGED) -> Validation:
         """A copy with the causes of our differences in at most `most` texts, each by a float64 forward."""
+        texts, judge = {text.prompt_id: text for text in self.texts}, Judge(base, self.nodes)
         chosen = set(self._unjudged()[:most])
-        texts = {text.prompt_id: text for text in self.texts}
-        judge = Judge(base, self.nodes)
         decided = [
             judge.decide(one, texts[one.prompt_id]) if one.decoder in _OURS and one.prompt_id in chosen else one
             for one in self.differences
@@ -81,9 +96,7 @@ class Validation(Measured):
         return dataclasses.replace(self, differences=tuple(decided))
 
     def _unjudged(self) -> list[str]:
-        """Prompts with an unjudged difference of ours, in their order."""
-        found = (one.prompt_id for one in self.our_differences if one.cause is Cause.UNJUDGED)
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(one.prompt_id for one in self.our_differences if one.cause is Cause.UNJUDGED))
 
     @property
     def failures(self) -> tuple[Difference, ...]:
@@ -236,8 +249,108 @@ def make_inputs(
 
 def _differences(runs: Runs) -> Iterator[Difference]:
     """For each text and baseline the first repeat that differs from the first one of stock generate."""
-    for text, by_name in zip(runs.texts, runs.by_text, strict=True):
-        for name, repeats in by_name.items():
-            wrong = next((run.tokens for run in repeats if run.tokens != text.answer), None)
+    for trial in runs.trials:
+        for name, repeats in trial.runs.items():
+            wrong = next((run.tokens for run in repeats if run.tokens != trial.text.answer), None)
             if wrong is not None:
-                yield first_difference(text, name, wrong)
+                yield first_difference(trial.text, name, wrong)
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The measures of texts of one decoder.
+
+    Args:
+        log_likelihood: mean over all tokens of log p(token) in nats, p the base's distribution at temperature 1.
+        distinct: distinct-1, distinct-2 and distinct-3.
+        agreement: with the greedy texts of the same prompts.
+    """
+
+    log_likelihood: float
+    distinct: tuple[float, ...]
+    agreement: float
+
+
+def quality(base: Base, texts: Sequence[Text], greedy: Sequence[Text]) -> Quality:
+    """The measures of texts, beside the greedy texts of the same prompts."""
+    answers = [text.answer for text in texts]
+    return Quality(
+        log_likelihood(base, texts),
+        tuple(distinct(answers, n) for n in _LENGTHS),
+        agreement(answers, [text.answer for text in greedy]),
+    )
+
+
+@torch.inference_mode()
+def log_likelihood(base: Base, texts: Sequence[Text]) -> float:
+    """Mean of log p(token) in nats over all tokens of all answers, from one teacher-forced pass a text."""
+    total, count = 0.0, 0
+    for text in texts:
+        ids = torch.tensor([[*text.prompt, *text.answer]], device=base.device)
+        size = len(text.answer)
+        logits = base.forward(ids, use_cache=False, logits_to_keep=size + 1)[0][0, :-1]  # [G, V]
+        rows = rows_at_once(base.vocab_size, _DOUBLE)
+        parts = zip(torch.split(logits, rows), torch.split(ids[0, -size:, None], rows), strict=True)
+        logs = torch.cat([part.double().log_softmax(-1).gather(1, true) for part, true in parts])
+        total, count = total + float(logs.sum()), count + size
+    if math.isnan(total):
+        raise base.not_finite("logits")
+    return total / count
+
+
+def distinct(answers: Sequence[Tokens], n: int) -> float:
+    """Distinct n-grams / n-grams of all texts, which cross no texts (arXiv:1510.03055 divides by tokens)."""
+    found = [tuple(answer[i : i + n]) for answer in answers for i in range(len(answer) - n + 1)]
+    return len(set(found)) / len(found) if found else 0.0
+
+
+def agreement(answers: Sequence[Tokens], greedy: Sequence[Tokens]) -> float:
+    """Tokens before the first difference to the greedy text / tokens of the longer text of the two, both summed."""
+    pairs = list(zip(answers, greedy, strict=True))
+    return sum(num_common(*pair) for pair in pairs) / sum(max(map(len, pair)) for pair in pairs)
+
+
+@dataclass(frozen=True)
+class TypicalValidation(Measured):
+    """The results of a validation under typical acceptance.
+
+    Args:
+        rule: temperature, epsilon and delta.
+        quality: of the texts, by the name of their baseline: greedy (stock generate), sampled, and typical (the tree).
+    """
+
+    rule: Typical
+    quality: Mapping[str, Quality]
+
+    @property
+    def prediction_misses(self) -> tuple[Trial, ...]:
+        """Texts whose number of steps was not predicted."""
+        return tuple(one for one in self.metrics.trials if one.steps != one.predicted_steps)
+
+
+def validate_typical(inputs: Inputs, rule: Typical, progress: Progress) -> TypicalValidation | None:
+    """Decode every prompt greedily, by sampling, and with the tree, and compare the texts and the steps.
+
+    The steps are predicted on the tree's own texts. The token after an accepted path is none of its children, as the
+    rule would have accepted it, so the accepted path is the deepest node on the text, as in the replay of exact rules.
+    None in a process that follows another.
+    """
+    base = inputs.base
+    baselines = {
+        GENERATE: with_generate(base),
+        SAMPLED: seeded(base, with_generate(base, temperature=rule.temperature), SEED, SAMPLED),
+        AUTOREGRESSIVE: with_decoder(TreeDecoder(base, None, Tree(()), probe=False)),
+        TREE: with_decoder(inputs.decoder(rule)),
+    }
+    runs = decode_all(baselines, base, inputs.texts, inputs.options, progress, content=inputs.content)
+    if inputs.options.division.follows:
+        return None
+    texts = {
+        name: [dataclasses.replace(one.text, answer=one.runs[name][0].tokens) for one in runs.trials]
+        for name in (GENERATE, SAMPLED, TREE)
+    }
+    return TypicalValidation(
+        **inputs.measured(runs, inputs.traces(texts[TREE]), parts=False),
+        rule=rule,
+        quality={name: quality(base, found, texts[GENERATE]) for name, found in texts.items()},
+    )

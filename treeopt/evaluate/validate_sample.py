@@ -49,6 +49,7 @@ Z_LIMIT = 4.0  # of the difference between measured and predicted tokens per ste
 LEAST_DRAFTS = 10  # accepted drafts of a z-score that a warning is based on
 
 Prefix = tuple[int, ...]
+Score = Callable[[Tensor], Tensor]  # logits [n, V] to scores whose softmax is sampled from
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -109,28 +110,21 @@ def adjusted_p(tests: Sequence[DistributionTest]) -> float | None:
 def compare_texts(
     base: Base,
     text: Text,
-    score: Callable[[Tensor], Tensor],
+    score: Score,
     decoders: tuple[Baseline, Baseline],
     draws: int,
     number: int = 0,
 ) -> DistributionTest:
     """Draw texts of one prompt by two decoders, the one that is tested and stock `generate`, and test the first one.
 
-    `score` takes logits [n, V] to scores whose softmax is sampled from. Tests of other numbers have other draws.
+    Tests of other numbers have other draws.
     """
     cells = text_cells(base, text.prompt, score, _LEAST / draws)
     first = Call(number, part=TESTED)
     ours, stock = (cells.counts(_drawn(decoder, text.prompt, cells.length, draws, first)) for decoder in decoders)
-    return DistributionTest(
-        text.prompt_id,
-        cells.length,
-        draws,
-        len(cells.probabilities),
-        cells.whole,
-        p_of_counts(ours, cells.probabilities),
-        p_of_two(ours, stock),
-        p_of_counts(stock, cells.probabilities),
-    )
+    p_base, p_control = (p_of_counts(counts, cells.probabilities) for counts in (ours, stock))
+    what = text.prompt_id, cells.length, draws, len(cells.probabilities), cells.whole
+    return DistributionTest(*what, p_base, p_of_two(ours, stock), p_control)
 
 
 def p_of_counts(counts: Counts, probabilities: NDArray[np.float64]) -> float:
@@ -155,7 +149,7 @@ def p_of_two(counts: Counts, others: Counts) -> float:
 
 
 @torch.inference_mode()
-def text_cells(base: Base, prompt: Sequence[int], score: Callable[[Tensor], Tensor], least: float) -> Cells:
+def text_cells(base: Base, prompt: Sequence[int], score: Score, least: float) -> Cells:
     """The cells of texts after a prompt, of at least the probability `least`, if all cells together have as much."""
     rest: dict[Prefix, float] = {}  # listed prefixes that do not end a text -> probability of their other texts
     ended: dict[Prefix, float] = {}
@@ -182,30 +176,24 @@ def text_cells(base: Base, prompt: Sequence[int], score: Callable[[Tensor], Tens
 def _merged(length: int, whole: dict[Prefix, float], rest: dict[Prefix, float], least: float) -> Cells:
     """The cells of whole texts and of the rests of prefixes.
 
-    A rest below `least`, but above 0, is counted with that of the prefix that is one token shorter; what remains at the
-    empty prefix, with the least likely cell.
+    A rest below `least` is counted with that of the prefix that is a token shorter, that of the empty one with the
+    least likely cell.
     """
-    rest, cell = dict(rest), {prefix: prefix for prefix in rest}
-    for prefix in sorted(rest, key=len, reverse=True):
-        if prefix and 0 < rest[prefix] < least:  # texts that cannot occur are not counted with others
-            rest[prefix[:-1]] += rest.pop(prefix)
-            cell[prefix] = prefix[:-1]
-    for prefix in sorted(cell, key=len):  # shorter ones are known
-        cell[prefix] = cell[cell[prefix]] if cell[prefix] != prefix else prefix
     known = whole | rest
+    for prefix in sorted(rest, key=len, reverse=True):
+        if prefix and 0 < known[prefix] < least:  # texts that cannot occur are not counted with others
+            known[prefix[:-1]] += known.pop(prefix)
+    smallest: Prefix = ()
     if 0 < known[()] < least and sum(p > 0 for p in known.values()) > 1:
         smallest = min((prefix for prefix in known if prefix and known[prefix]), key=lambda prefix: known[prefix])
         known[smallest] += known.pop(())
-        cell = {prefix: smallest if place == () else place for prefix, place in cell.items()}
-    places = {prefix: place for place, prefix in enumerate(known)}
-    of_prefix = {prefix: places[place] for prefix, place in (cell | {one: one for one in whole}).items()}
+    of_prefix = {prefix: place for place, prefix in enumerate(known)}
+    of_prefix[()] = of_prefix[smallest]
     probabilities = np.array(list(known.values()))
     return Cells(length, of_prefix, probabilities / probabilities.sum(), sum(whole.values()))
 
 
-def _next(
-    base: Base, prompt: Sequence[int], prefixes: Sequence[Prefix], score: Callable[[Tensor], Tensor]
-) -> NDArray[np.float64]:
+def _next(base: Base, prompt: Sequence[int], prefixes: Sequence[Prefix], score: Score) -> NDArray[np.float64]:
     """float64 [n, V]: the distribution after the prompt and each prefix, all of one length."""
     ids = torch.tensor([[*prompt, *prefix] for prefix in prefixes], device=base.device)
     logits = [
@@ -261,8 +249,8 @@ class SampleValidation(Measured):
     def as_predicted(self) -> bool:
         """Whether the z-score is at most as rare as `Z_LIMIT` of a normal distribution, or says nothing.
 
-        Its standard error is estimated from the prompts, so it has Student's distribution with one degree of freedom
-        less. With few accepted drafts it is not normal, and the estimated error may be 0.
+        With a standard error from n prompts it has Student's distribution; with few accepted drafts none, and it says
+        nothing.
         """
         from scipy import stats
 
@@ -280,26 +268,22 @@ class SampleValidation(Measured):
 
 
 def validate_sample(inputs: Inputs, rule: Sample, progress: Progress) -> SampleValidation | None:
-    """Decode every prompt `repeats` times with independent draws, predict the steps, and test the distribution.
-
-    None in a process that follows another.
-    """
+    """Decode every prompt `repeats` times with independent draws, predict the steps, and test the distribution."""
     base, options = inputs.base, inputs.options
     rule = dataclasses.replace(rule, seed=rule.seed or 0)
     baselines = _baselines(inputs, rule)
     once = dataclasses.replace(options, repeats=1)
-    runs = _joined(
-        [
-            decode_all(baselines, base, inputs.texts, once, progress, first_repeat=repeat, content=inputs.content)
-            for repeat in range(options.repeats)
-        ]
-    )
+    parts = [
+        decode_all(baselines, base, inputs.texts, once, progress, first_repeat=repeat, content=inputs.content)
+        for repeat in range(options.repeats)
+    ]
+    skipped = {skip.prompt_id: skip for one in parts for skip in one.skipped}
+    runs = Runs(tuple(trial for one in parts for trial in one.trials), tuple(skipped.values()), parts[0].left_out)
     shortest = sorted(inputs.texts, key=lambda text: (len(text.prompt), text.prompt_id))[:TESTED_PROMPTS]
     decoders = baselines[TREE], baselines[GENERATE]
 
     def tested(number: int) -> dict[str, Any]:
-        found = compare_texts(base, shortest[number], rule.scores, decoders, options.draws, number)
-        return dataclasses.asdict(found)
+        return vars(compare_texts(base, shortest[number], rule.scores, decoders, options.draws, number))
 
     tests = options.division.each("tests", range(len(shortest) if options.draws else 0), tested)
     if options.division.follows:
@@ -311,45 +295,29 @@ def _compare(inputs: Inputs, rule: Sample, runs: Runs, tests: Sequence[Distribut
     texts = [dataclasses.replace(text, prompt_id=f"{i:08}") for i, text in enumerate(runs.texts)]  # ids are unique
     found = inputs.measured(runs, inputs.traces(texts, rule.scores))
     _, clusters = np.unique([text.dialogue for text in runs.texts], return_inverse=True)
-    trees = [by_name[TREE][0] for by_name in runs.by_text]
-    measured = [len(run.tokens) for run in trees], [len(run.step_lengths) for run in trees]
-    ours, theirs = (
-        (_sums(clusters, tokens), _sums(clusters, steps))
-        for tokens, steps in (measured, (found["predicted"].sums.tokens, found["predicted"].sums.steps))
-    )
+    trials, predicted = runs.trials, found["predicted"].sums
+    columns = ([one.tokens for one in trials], [one.steps for one in trials], predicted.tokens, predicted.steps)
+    tokens, steps, *others = (np.bincount(clusters, weights=one).astype(np.float64) for one in columns)
     return SampleValidation(
         **found,
         rule=rule,
-        measured_standard_error=standard_error(*ours),
-        predicted_standard_error=standard_error(*theirs),
-        z_score=z_score(ours, theirs),
+        measured_standard_error=standard_error(tokens, steps),
+        predicted_standard_error=standard_error(*others),
+        z_score=z_score((tokens, steps), (others[0], others[1])),
         tests=tuple(tests),
     )
-
-
-def _sums(clusters: NDArray[np.int64], values: Any) -> Floats:
-    """float64: the sum of the values of each cluster."""
-    found: Floats = np.bincount(clusters, weights=values).astype(np.float64)
-    return found
 
 
 def z_score(one: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> float | None:
     """The difference of two ratios of sums over the same prompts, in standard errors; None where there is none.
 
-    Each ratio is given by float64 [S] numerators and denominators. The variance that comes from the choice of the
-    prompts cancels: it is that of the linearised estimators, (numerator - ratio * denominator) / sum of denominators,
-    of one ratio minus the other's.
+    Each is given by float64 [S] numerators and denominators. The variance of choosing the prompts cancels: it is that
+    of the difference of the linearised estimators, (numerator - ratio * denominator) / sum of denominators.
     """
-    ratios = [numerators.sum() / denominators.sum() for numerators, denominators in (one, other)]
-    residuals = [
-        (numerators - ratio * denominators) / denominators.sum()
-        for (numerators, denominators), ratio in zip((one, other), ratios, strict=True)
-    ]
-    share = residuals[0] - residuals[1]
+    first, second = (numerators.sum() / denominators.sum() for numerators, denominators in (one, other))
+    share = (one[0] - first * one[1]) / one[1].sum() - (other[0] - second * other[1]) / other[1].sum()
     error = standard_error(share, np.ones(len(share)))
-    return (
-        None if error is None else float((ratios[0] - ratios[1]) / np.hypot(error * len(share), _ROUNDING * ratios[1]))
-    )
+    return None if error is None else float((first - second) / np.hypot(error * len(share), _ROUNDING * second))
 
 
 def _baselines(inputs: Inputs, rule: Sample) -> dict[str, Baseline]:
@@ -361,13 +329,3 @@ def _baselines(inputs: Inputs, rule: Sample) -> dict[str, Baseline]:
         TREE: with_decoder(inputs.decoder(unseeded)),
     }
     return {name: seeded(base, run, seed, name) for name, run in runs.items()}
-
-
-def _joined(runs: Sequence[Runs]) -> Runs:
-    """The texts of all repeats; prompts that were skipped are named once."""
-    return Runs(
-        tuple(text for one in runs for text in one.texts),
-        tuple(by_name for one in runs for by_name in one.by_text),
-        tuple({skip.prompt_id: skip for one in runs for skip in one.skipped}.values()),
-        runs[0].left_out,
-    )
