@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from helpers import random_calibration
+from looped import looped
 
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.files.calibrations import save_calibration
@@ -128,7 +129,7 @@ def plain_calls() -> list[tuple[str, str]]:
     return [(name, line) for name, lines in CALLS.items() for line in lines if line not in (EXACT, TABLE)]
 
 
-@pytest.mark.parametrize(("name", "line"), plain_calls())
+@looped(("name", "line"), plain_calls())
 def test_bench_runs(bench: Bench, name: str, line: str, tmp_path: Path) -> None:
     """The script names the machine and prints figures, none of which is nan."""
     if name == "fuzz":

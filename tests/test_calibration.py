@@ -130,16 +130,6 @@ def test_standard_error_with_an_empty_sequence() -> None:
     np.testing.assert_allclose(calibration.standard_error(3), naive, rtol=1e-12)
 
 
-def test_standard_error_clusters_by_sequence() -> None:
-    """Texts that are all hits or all misses tell less than as many mixed positions."""
-    apart = make_calibration([np.full((9, 1), rank) for rank in (0, 1, 0, 1)])
-    mixed = make_calibration([np.array([[0], [1]] * 5)[:9] for _ in range(4)])
-    apart, mixed = (dataclasses.replace(made, token_hashes=("a", "b", "c", "d")) for made in (apart, mixed))
-    assert apart.accuracy[0, 0] == mixed.accuracy[0, 0] == 0.5
-    assert mixed.standard_error(1)[0, 0] == 0.0
-    assert apart.standard_error(1)[0, 0] == pytest.approx(math.sqrt(4 / 3 * 4 * 16) / 32)
-
-
 def test_standard_error_of_one_text_is_unknown() -> None:
     """One text has no spread between texts."""
     assert np.isnan(make_calibration([np.zeros((9, 2))]).standard_error(3)).all()
@@ -158,11 +148,6 @@ def test_rank_beyond_the_end_is_refused() -> None:
         ranks = two_texts().ranks.copy()
         ranks[2, 0] = rank
         assert "NONE" in refusal(ranks=ranks).what
-
-
-def test_none_at_a_boundary_between_texts() -> None:
-    """Moving a boundary moves the places of NONE with it."""
-    assert "NONE" in refusal(offsets=np.array([0, 2, 5])).what
 
 
 @looped("rank", [4, 16, 253])

@@ -15,8 +15,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
 from conftest import ROOT_FOLDER
+from looped import looped
 
 PACKAGE = ROOT_FOLDER / "treeopt"
 MAP = ROOT_FOLDER / "docs" / "architecture.md"
@@ -181,7 +181,7 @@ TESTS = ROOT_FOLDER / "tests"
 PLACES = [*((PACKAGE, check) for check in CHECKS), *((BENCHES, check) for check in CHECKS[:3]), (TESTS, long_files)]
 
 
-@pytest.mark.parametrize(("folder", "check"), PLACES, ids=lambda one: getattr(one, "__name__", None) or one.name)
+@looped(("folder", "check"), PLACES)
 def test_house_keeps_its_limits(folder: Path, check: Check) -> None:
     """No file of treeopt/ breaks a limit, none of bench/ one of size, and no test file is too long."""
     faults = check(folder)
@@ -223,7 +223,7 @@ PLANTED: tuple[tuple[Check, str, str], ...] = (  # check, a source at the limit,
 )
 
 
-@pytest.mark.parametrize(("check", "allowed", "fault"), PLANTED)
+@looped(("check", "allowed", "fault"), PLANTED)
 def test_check_finds_a_planted_fault(check: Check, allowed: str, fault: str, tmp_path: Path) -> None:
     """A source at the limit passes, one beyond it is found once, with its file."""
     path = tmp_path / "planted.py"

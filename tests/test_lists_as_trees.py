@@ -17,7 +17,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.tree import Tree
-from treeopt.verify.buffers import BUFFER_NAMES, MAX_NODES
+from treeopt.verify.buffers import MAX_NODES
 
 LIST = [[0], [0, 0], [1]]
 TREE = Tree(((0,), (1,), (0, 0)))
@@ -34,27 +34,6 @@ def base() -> Base:
 def heads(base: Base) -> MedusaHeads:
     """Two random heads."""
     return random_heads(base, 2, 4)
-
-
-def test_compile_takes_a_list() -> None:
-    """The tensors are those of the tree, whatever the order of the list."""
-    made, wanted = treeopt.compile_tree(LIST), treeopt.compile_tree(TREE)
-    assert all(getattr(made, name).equal(getattr(wanted, name)) for name in BUFFER_NAMES)
-    assert made.top_k == wanted.top_k == 2
-    assert treeopt.compile_tree([[0]]).position_ids.tolist() == [0, 1]
-    assert treeopt.compile_tree([]).position_ids.tolist() == [0]
-
-
-def test_replay_takes_a_list() -> None:
-    """Replay of a list is that of its tree."""
-    calibration = random_calibration(1)
-    assert treeopt.replay(LIST, calibration).tokens_per_step == treeopt.replay(TREE, calibration).tokens_per_step
-
-
-def test_save_takes_a_list(tmp_path: Path) -> None:
-    """A list is written as any tree."""
-    treeopt.save_tree(LIST, tmp_path / "t.yaml")
-    assert treeopt.load_tree(tmp_path / "t.yaml") == TREE
 
 
 def test_decoding_takes_a_list_a_file_and_a_name(base: Base, heads: MedusaHeads, tmp_path: Path) -> None:

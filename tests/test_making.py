@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import random
 import re
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 import torch
 from looped import looped
 from recipes import SIZES, SOURCE, corpus, documents, script
-from tiny import VOCAB, tiny_base
 
 from treeopt.files.bundled import data_root, pocket, pocket_draft
 from treeopt.files.strict_yaml import check, load
@@ -44,15 +42,6 @@ def made(text: str) -> Any:
     return corpus.Document("made", "made.py", text)
 
 
-def test_standard_library_holds_code_and_topics(library: Any) -> None:
-    """Known modules and documentation topics are there, names are unique, and tests are left out."""
-    names = [document.name for document in library]
-    assert {"argparse.py", "json/decoder.py", "topic lambda"} <= set(names)
-    assert len(set(names)) == len(names) > 500
-    assert not [name for name in names if {"test", "tests", "encodings", "site-packages"} & set(name.split("/"))]
-    assert "class ArgumentParser" in next(document.text for document in library if document.name == "argparse.py")
-
-
 def test_no_module_is_on_both_sides(library: Any) -> None:
     """All files of a package are on its side, and both sides hold many modules."""
     sides: dict[str, set[bool]] = {}
@@ -61,27 +50,6 @@ def test_no_module_is_on_both_sides(library: Any) -> None:
     assert all(len(found) == 1 for found in sides.values())
     unseen = sum(found == {True} for found in sides.values())
     assert 0.05 < unseen / len(sides) < 0.2
-
-
-def test_is_unseen_by_module_alone() -> None:
-    """Neither a document's name nor its text moves it; one in one is every module."""
-    names = [f"module{i}" for i in range(100)]
-    one = [corpus.is_unseen(corpus.Document(name, "a", "a"), 4) for name in names]
-    assert one == [corpus.is_unseen(corpus.Document(name, "b", "b"), 4) for name in names]
-    assert 10 < sum(one) < 40
-    assert all(corpus.is_unseen(corpus.Document(name, "a", "a"), 1) for name in names)
-
-
-def test_openings_by_hand() -> None:
-    """An opening is whole lines up to a definition's first line; one without a line before it is none."""
-    text = "import os\nimport re\n\ndef one(a):\n    return a\n\nclass Two:\n    pass\n\n    async def three():\n"
-    assert corpus.openings(made(text), 30) == (
-        "import re\n\ndef one(a):",
-        "    return a\n\nclass Two:",
-        "\n    async def three():",
-    )
-    assert corpus.openings(made(text), 12) == ("\nclass Two:",)
-    assert corpus.openings(made(text), 10) == ()
 
 
 @looped("characters", [40, 320])
@@ -103,23 +71,6 @@ def test_openings_of_the_library(library: Any, characters: int) -> None:
     assert count > 100
 
 
-def test_openings_of_a_long_last_line() -> None:
-    """A definition longer than allowed, in a file that ends without a newline, is no opening."""
-    assert corpus.openings(made("import os\n" * 5 + "def " + "f" * 50 + "():"), 20) == ()
-
-
-def test_library_is_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sources come from the installation's folder, package by package."""
-    for name in ("b.py", "a/x.py", "a/test/y.py", "site-packages/z.py", "config-3/c.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"# {name}\n")
-    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda _name: str(tmp_path))
-    found = [
-        (document.module, document.name) for document in corpus.standard_library() if document.name.endswith(".py")
-    ]
-    assert found == [("a", "a/x.py"), ("b", "b.py")]
-
-
 def tiny_recipe() -> Any:
     """The built-in model's recipe, every size of it small."""
     raw = copy.deepcopy(load(RECIPES / "pocket.yaml").data)
@@ -136,15 +87,6 @@ def test_tokenizer_round_trip(text: str) -> None:
     """Any text, of characters never trained on too, comes back byte for byte."""
     tokenizer = making.train_tokenizer([SOURCE], 300, 32)
     assert tokenizer.decode(tokenizer(text).input_ids) == text
-
-
-def test_tokenizer_size_and_end() -> None:
-    """The vocabulary has the size asked for, and its token 0 ends texts."""
-    tokenizer = making.train_tokenizer([SOURCE] * 3, 280, 32)
-    assert len(tokenizer) == 280
-    assert (tokenizer.eos_token, tokenizer.eos_token_id) == (making.END, 0)
-    assert max(tokenizer(SOURCE).input_ids) < 280
-    assert len(tokenizer(SOURCE).input_ids) < len(SOURCE)
 
 
 def test_blocks_by_hand() -> None:
@@ -170,24 +112,6 @@ def test_pretrain_saves_a_model_with_its_losses(tmp_path: Path) -> None:
     assert torch.equal(weights, weights.bfloat16().float())
     assert losses["unseen_loss"] == pytest.approx(making.mean_loss(base.model, rows[:2]), rel=1e-5)
     assert losses["train_loss"] == pytest.approx(making.mean_loss(base.model, rows[2:4]), rel=1e-5)
-
-
-def test_mean_loss_counts_every_block() -> None:
-    """The mean over blocks run in several batches is that over blocks run alone."""
-    model: Any = tiny_base("llama").model
-    rows = torch.randint(VOCAB, (11, 9), generator=torch.Generator().manual_seed(0))
-    alone = [making.mean_loss(model, row[None]) for row in rows]
-    assert making.mean_loss(model, rows) == pytest.approx(sum(alone) / 11, rel=1e-5)
-
-
-def test_draw_is_sorted_and_seeded() -> None:
-    """Openings are drawn by seed, kept in the order of their documents, and all where fewer are there than asked."""
-    texts = documents()
-    everything = making.draw(texts, 40, 1000, seed=0)
-    assert making.draw(texts, 40, 4, seed=0) == making.draw(texts, 40, 4, seed=0) != making.draw(texts, 40, 4, seed=1)
-    places = [everything.index(row) for row in making.draw(texts, 40, 4, seed=0)]
-    assert len(places) == 4
-    assert places == sorted(places)
 
 
 def test_make_writes_everything_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,18 +179,6 @@ def test_make_trains_a_draft_of_its_target(tmp_path: Path, monkeypatch: pytest.M
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == files
 
 
-def test_training_comes_nearer_to_the_target(target: Base, tmp_path: Path) -> None:
-    """After 40 steps on one text, the divergence on it is less than half of that of a model of 3 steps."""
-    rows = [torch.tensor(target.tokenizer(SOURCE).input_ids)[:32] for _ in range(2)]  # type: ignore[misc]
-    recipe, found = tiny_draft_recipe(tmp_path / "prompts.jsonl"), []
-    for steps in (3, 40):
-        sizes = recipe.draft.model_copy(update={"steps": steps, "learning_rate": 0.03})
-        longer = recipe.model_copy(update={"draft": sizes})
-        drafting.train_draft(longer, target, [rows], tmp_path / str(steps))
-        found.append(drafting.judge(target, load_base(str(tmp_path / str(steps)), device="cpu").model, rows)["kl"])
-    assert found[1] < found[0] / 2
-
-
 def test_mixture_holds_blocks_once_and_answers_in_each_pass(tmp_path: Path) -> None:
     """A pass over the blocks has two passes over the answers, in batches of both sizes."""
     rows = [torch.tensor([i]) for i in range(5)]
@@ -277,15 +189,6 @@ def test_mixture_holds_blocks_once_and_answers_in_each_pass(tmp_path: Path) -> N
     ]
     assert [len(batch) for batch in batches] == [2, 2, 1, 3, 1, 3, 1]
     assert sorted(text for batch in batches for text in batch) == [*range(5), *sorted([*range(10, 14)] * 2)]
-
-
-def test_divergence_by_hand() -> None:
-    """KL(target || draft) is the sum of p log(p / q), and 0 only where both are equal."""
-    p, q = np.array([0.5, 0.25, 0.25]), np.array([0.25, 0.25, 0.5])
-    wanted, drafted = torch.tensor(np.log([p, p])), torch.tensor(np.log([q, p]) + 3.0)  # logits have any offset
-    found = drafting.divergence(wanted, drafted)
-    assert found[0].item() == pytest.approx(0.5 * math.log(2) - 0.25 * math.log(2), abs=1e-6)
-    assert found[1].item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_judge_counts_the_predictions_of_answer_tokens(target: Base) -> None:

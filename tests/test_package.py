@@ -34,11 +34,6 @@ def test_import_loads_no_heavy_library() -> None:
     assert run_python(LIGHT.format("import treeopt; treeopt.Tree, treeopt.load_tree, treeopt.build_tree")) == "[]"
 
 
-def test_light_import_test_can_fail() -> None:
-    """The test of the test: a name that needs torch shows up."""
-    assert "torch" in run_python(LIGHT.format("import treeopt; treeopt.compile_tree"))
-
-
 @looped("arguments", [["--help"], ["build", "--help"], ["calibrate", "--help"], ["list"]])
 def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
     """Help and listing answer without torch."""

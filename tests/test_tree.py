@@ -28,31 +28,9 @@ def test_parents_of_the_worked_example(small_tree: Tree) -> None:
     assert small_tree.parents == (0, 0, 0, 1, 1, 3)
 
 
-def test_depths_of_the_worked_example(small_tree: Tree) -> None:
-    """A node is as deep as its path is long."""
-    assert small_tree.depths == (0, 1, 1, 2, 2, 3)
-
-
 def test_leaves_of_the_worked_example(small_tree: Tree) -> None:
     """Leaves are the nodes that no other names as its parent."""
     assert small_tree.leaves == (2, 4, 5)
-
-
-def test_ancestors_of_the_worked_example(small_tree: Tree) -> None:
-    """A row of the matrix marks the root, the node and all between."""
-    assert small_tree.ancestors.astype(int).tolist() == [
-        [1, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0],
-        [1, 0, 1, 0, 0, 0],
-        [1, 1, 0, 1, 0, 0],
-        [1, 1, 0, 0, 1, 0],
-        [1, 1, 0, 1, 0, 1],
-    ]
-
-
-def test_sizes_of_the_worked_example(small_tree: Tree) -> None:
-    """The root counts as a node; depth and largest rank are those of the paths."""
-    assert (small_tree.nodes, small_tree.depth, small_tree.max_rank) == (6, 3, 1)
 
 
 def test_one_node_tree() -> None:
@@ -69,11 +47,6 @@ def test_chain_of_three() -> None:
     assert tree.paths == ((0,), (0, 0), (0, 0, 0))
     assert (tree.nodes, tree.parents, tree.leaves) == (4, (0, 0, 1, 2), (3,))
     assert tree.ancestors.tolist() == np.tril(np.ones((4, 4), bool)).tolist()
-
-
-def test_chain_of_none_is_the_root() -> None:
-    """A chain of depth 0 is the root alone."""
-    assert Tree.chain(0) == Tree(())
 
 
 @looped("seed", range(10))

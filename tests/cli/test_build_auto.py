@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 from looped import looped
 from per_step_traces import traced
-from program import error_number, treeopt, treeopt_json
+from program import treeopt, treeopt_json
 
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.policies import load_plan
@@ -84,44 +83,6 @@ def test_kind_and_nodes_leave_less_to_choose_from() -> None:
     assert [(row["kind"], row["nodes"]) for row in data["rows"]] == [("static", 6), ("static", 6)]
     plan = load_plan("six.yaml")
     assert (plan.nodes, plan.drafter) == (6, {"ngram": "d1", "model": "d2"}[data["drafter"]])
-
-
-def test_auto_nodes_is_the_default() -> None:
-    """--nodes auto and no --nodes are the same."""
-    rows = [treeopt_json(*AUTO, *ALL, *PROFILES, *more)["rows"] for more in ((), ("--nodes", "auto", "--force"))]
-    assert rows[0] == rows[1]
-
-
-def test_one_profile_works_as_before() -> None:
-    """Without --drafter auto, a profile gives the fastest size of one calibration."""
-    data = treeopt_json("build", "--calibration", "d1.safetensors", "--nodes", "auto", "--profile", "s1.yaml")
-    [row] = [row for row in treeopt_json(*AUTO, *ALL[:2], "--profile", "s1.yaml", "--force")["rows"] if row["chosen"]]
-    assert (row["nodes"], row["speedup"]) == (data["nodes"], pytest.approx(data["auto"]["best"]["speedup"]))
-
-
-def test_no_profile_is_one_error() -> None:
-    """Without any profile nothing can be compared; the commands are in the message."""
-    result = treeopt(*AUTO, *ALL, status=3)
-    assert error_number(result) == "E230"
-    assert result.stderr.count("treeopt profile") == 2  # both drafters have the same file name here, and two kinds
-    assert not Path("tree.yaml").exists()
-
-
-def test_other_base_models_are_one_error() -> None:
-    """Calibrations of two models are E221."""
-    made = traced(3, drafter="d3")
-    provenance = dataclasses.replace(made.provenance, model_id="b2")
-    save_calibration(dataclasses.replace(made, provenance=provenance), "other.safetensors")
-    assert error_number(treeopt(*AUTO, *ALL, "--calibration", "other.safetensors", *PROFILES, status=3)) == "E221"
-
-
-def test_profiles_of_another_model_are_doubted() -> None:
-    """A profile that was measured with another base is used with a warning."""
-    points = [LatencyPoint(n, 1, 512, 1e-3, 1e-3, 1e-3) for n in (1, 8)]
-    source = {**SOURCE, "model_id": "b9", "kind": "static", "drafter": "d1", "drafter_name": "ngram"}
-    save_profile(LatencyProfile.from_points(points, source), "other.yaml")
-    result = treeopt(*AUTO, *ALL[:2], "--profile", "other.yaml")
-    assert "another base model (b9, this is b1)" in result.stderr
 
 
 @looped(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +23,6 @@ from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.select_method import Fitter, candidates
 from treeopt.optimize.tree_builder import tree_limits
-
-BOTH = ("--calibration", "one.safetensors", "--calibration", "two.safetensors")
-
 
 METHODS = [("independent", "visits"), ("joint", "uniform"), ("joint", "visits"), ("independent", "uniform")]
 
@@ -51,23 +46,6 @@ def test_both_options_build_exactly_that_method(shuffled: Calibration, values: s
     [chosen] = [m for m in candidates(values, weights) if str(m) == data["method"]]
     assert load_tree("t.yaml") == Fitter(shuffled, tree_limits(shuffled, 12)).build(chosen).tree()
     assert treeopt_json("curve", "--largest", "12", *options)["method"].startswith(f"{values}, {weights}")
-
-
-@pytest.mark.usefixtures("shuffled")
-@looped("option", [["--values", "joint"], ["--weights", "visits"]])
-def test_one_option_alone_competes_with_the_medusa(option: list[str]) -> None:
-    """A single wish leaves the choice to the texts left out."""
-    for command in (["build", "--nodes", "12"], ["curve", "--largest", "12"]):
-        assert treeopt_json(*command, *option)["method"] == "independent, uniform"
-
-
-def test_both_options_with_few_texts_build_that_method() -> None:
-    """Too few texts to compare are no reason to build another tree than the one asked for."""
-    save_calibration(stretches(1, 3), "calibration.safetensors")
-    result = treeopt("build", "--nodes", "8", "--values", "joint", "--weights", "uniform")
-    assert re.search(r"^method +joint, uniform, strength 1024$", result.stdout, flags=re.MULTILINE)
-    assert "the Medusa tree" not in result.stderr
-    assert "the Medusa tree" in treeopt("build", "--nodes", "8").stderr
 
 
 @looped(
@@ -94,23 +72,6 @@ def test_tree_that_no_file_holds_is_refused_before_any_work(
     assert "131,072" in treeopt(arguments[0], "--help").stdout
 
 
-def test_progress_of_a_build_reaches_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work that takes longer than the first seconds is told line by line; less is not."""
-    save_calibration(stretches(1), "calibration.safetensors")
-    for command in (["build", "--nodes", "16"], ["curve", "--largest", "16"]):
-        assert f"{command[0]} " not in treeopt(*command).stderr.replace("wrote", "")
-        ticks = itertools.count(step=1.0)
-        with monkeypatch.context() as patched:
-            patched.setattr("time.monotonic", lambda ticks=ticks: float(next(ticks)))
-            lines = [
-                line for line in treeopt(*command).stderr.splitlines() if re.match(rf"{command[0]} \d+/\d+ ", line)
-            ]
-        assert len(lines) >= 4
-        assert "fold 2 of 5" in lines[0]
-        assert "100%" in lines[-1]
-        assert treeopt(*command, "-q").stderr == ""
-
-
 def copies(texts: int, distinct: int) -> Calibration:
     """So many texts, of which only the first ones differ."""
     made = stretches(1, distinct)
@@ -123,24 +84,6 @@ def copies(texts: int, distinct: int) -> Calibration:
         prompt_ids=tuple(f"set:{i:08}" for i in range(texts)),
         token_hashes=tuple(made.token_hashes[i % distinct] for i in range(texts)),
     )
-
-
-def test_intervals_rest_on_different_texts() -> None:
-    """Each of ten texts six times over: the interval is as wide as from ten texts, and both numbers are printed."""
-    save_calibration(copies(60, 10), "many.safetensors")
-    save_calibration(copies(10, 10), "calibration.safetensors")
-    options = ["--nodes", "12", "--values", "independent", "--weights", "uniform"]
-    many = treeopt_json("build", *options, "--calibration", "many.safetensors")
-    once = treeopt_json("build", *options)
-    assert (many["texts_fitted"], many["texts_distinct"]) == (60, 10)
-    assert (once["texts_fitted"], once["texts_distinct"]) == (10, 10)
-    widths = [
-        data["expected_tokens_per_step"]["high"] - data["expected_tokens_per_step"]["low"] for data in (many, once)
-    ]
-    assert widths[0] == pytest.approx(widths[1], rel=0.2)
-    result = treeopt("build", *options, "--calibration", "many.safetensors")
-    assert "on 60 texts, 10 distinct" in result.stdout
-    assert "30 more prompts would halve that" in result.stdout
 
 
 @looped("texts", [1, 7])
@@ -171,16 +114,6 @@ def test_engines_that_refuse_the_tree_are_named() -> None:
     assert line not in treeopt("build", "--nodes", "24", "--for", "medusa", "-o", "tree.yaml", "--force").stdout
 
 
-def test_holdout_of_one_text_has_no_interval(calibration: Calibration) -> None:
-    """One text set aside gives two figures and no interval of either."""
-    judged = treeopt_json("build", "--nodes", "8", "--holdout", "1")["judged"]
-    assert (judged["texts"], judged["distinct"]) == (1, 1)
-    assert (judged["interval"], judged["medusa_interval"], judged["gain"]) == (None, None, None)
-    text = treeopt("build", "--nodes", "8", "--holdout", "1").stdout
-    assert re.search(r"judged on 1 text held out .*: \d\.\d{4}$", text, flags=re.MULTILINE)
-    assert calibration.distinct == 60
-
-
 def test_same_calibration_twice_is_said() -> None:
     """Two tasks of the same texts count each text once where it matters, and the report says so."""
     save_calibration(stretches(1), "one.safetensors")
@@ -190,26 +123,6 @@ def test_same_calibration_twice_is_said() -> None:
     twice, once = (treeopt_json("build", *more)["expected_tokens_per_step"] for more in (options, ["--nodes", "8"]))
     widths = [found["high"] - found["low"] for found in (twice, once)]
     assert widths[0] == pytest.approx(widths[1], rel=0.1)
-
-
-@pytest.mark.usefixtures("tasks")
-@looped("shares", ["1e308,1e308", "1e-320,1", "5e-324,5e-324"])
-def test_shares_at_the_ends_of_the_range_are_used(shares: str) -> None:
-    """Only the ratio of shares counts, however large or small they are."""
-    found = treeopt_json("build", *BOTH, "--mix", shares, "--nodes", "8")["tasks"]["shares"]
-    assert sum(found) == pytest.approx(1.0)
-
-
-def test_drafters_do_not_mix() -> None:
-    """A tree has one drafter: calibrations of two are refused with both names."""
-    one = random_calibration(1)
-    provenance = dataclasses.replace(one.provenance, drafter_id="d1")
-    save_calibration(one, "one.safetensors")
-    save_calibration(dataclasses.replace(one, provenance=provenance), "two.safetensors")
-    error = treeopt("build", *BOTH, status=3).stderr
-    assert "error[E221]" in error
-    assert "drafter_id: none and d1" in error
-    assert "heads_id" not in error
 
 
 @looped("command", [["build", "--nodes", "auto"], ["curve"]])
@@ -222,14 +135,6 @@ def test_profile_without_one_node_is_refused_before_any_work(
     save_profile(LatencyProfile.from_points(points), "p.yaml")
     monkeypatch.setattr("treeopt.optimize.select_method.grow", lambda *_, **__: pytest.fail("a tree was grown"))
     assert error_number(treeopt(*command, "--profile", "p.yaml", status=3)) == "E230"
-
-
-def test_profile_of_one_size_gives_the_root() -> None:
-    """Where one node alone was timed, the fastest size is one node."""
-    save_calibration(stretches(1), "calibration.safetensors")
-    save_profile(LatencyProfile.from_points([LatencyPoint(1, 1, 64, 0.01, 0.01, 0.01)]), "p.yaml")
-    assert treeopt_json("build", "--nodes", "auto", "--profile", "p.yaml")["nodes"] == 1
-    assert [point["nodes"] for point in treeopt_json("curve", "--profile", "p.yaml")["points"]] == [1]
 
 
 @looped("command", [["build"], ["curve"], ["show", "mc_sim_7b_63"]])

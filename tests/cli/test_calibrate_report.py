@@ -43,14 +43,3 @@ def test_levels_that_no_text_reached_have_no_accuracy(capsys: pytest.CaptureFixt
     report_calibration(Console(False, False), dataclasses.replace(run, calibration=short), "c.safetensors", None)
     *_, last = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("head")]
     assert last == ["head", "3", "-", "-", "-", "-", "-", "0"]
-
-
-def test_error_is_that_of_different_texts(capsys: pytest.CaptureFixture[str]) -> None:
-    """With two different texts or more there is an error, clustered by text."""
-    run = run_of("abcbca")
-    report_calibration(Console(False, False), run, "c.safetensors", None)
-    text = capsys.readouterr().out
-    error = run.calibration.standard_error(1)[0, 0]
-    assert f" ± {error:.1%}" in text
-    assert "6 texts, 3 distinct, " in text
-    assert "± one standard error, clustered by text" in text

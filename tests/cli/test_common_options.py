@@ -14,6 +14,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from looped import looped
 from program import all_commands, treeopt
 
 import treeopt as treeopt_package
@@ -108,7 +109,7 @@ def test_no_progress_leaves_notes(capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().err == expected
 
 
-@pytest.mark.parametrize(
+@looped(
     ("variables", "colored"),
     [({}, False), ({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)],
 )

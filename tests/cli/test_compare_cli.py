@@ -13,7 +13,7 @@ from program import treeopt, treeopt_json
 
 from treeopt.cli.app import program
 from treeopt.cli.compare_command import as_bars
-from treeopt.evaluate.comparison import METHODS, CompareOptions, Comparison, Figures, Row
+from treeopt.evaluate.comparison import CompareOptions, Comparison, Figures, Row
 from treeopt.evaluate.metrics import Spread
 from treeopt.view.charts import Bar, bars_figure, render_bars
 
@@ -135,19 +135,6 @@ def test_slower_methods_are_drawn_as_such() -> None:
     assert [text.xy[0] for text in (slow, fast)] == [1.0, 1.5]  # type: ignore[attr-defined]
 
 
-@pytest.mark.filterwarnings("error")
-def test_long_names_leave_room_for_the_bars() -> None:
-    """Names and headings are cut where they are drawn, and matplotlib has no warning; the description is whole."""
-    picture = render_bars([Bar("x" * 300, 4, 1.5, 1.5, None, None, True)], "y" * 300)
-    assert "x" * 300 in picture
-    assert f">{'x' * 19}…{'x' * 20}<" in picture
-
-
-def test_bar_that_was_not_timed_is_drawn() -> None:
-    """A method without a speed has a bar of length zero that says so."""
-    assert "not timed (1.00 tokens/step)" in render_bars([Bar("x", 1, 1.0, None, None, None, lossless=True)], "t")
-
-
 @pytest.mark.usefixtures("unloaded")
 @looped(
     ("arguments", "status", "word"),
@@ -163,14 +150,6 @@ def test_bar_that_was_not_timed_is_drawn() -> None:
 def test_wrong_options_are_refused_before_a_model_is_loaded(arguments: tuple[str, ...], status: int, word: str) -> None:
     """Names and numbers are checked first."""
     assert word in treeopt("compare", *arguments, status=status).output
-
-
-def test_help_lists_all_methods() -> None:
-    """The methods of the help are those of the library."""
-    text = " ".join(treeopt("compare", "--help").stdout.split())
-    shown = re.search(r"Comma- ?separated, of: (.*?); the first two", text)
-    assert shown is not None
-    assert shown[1].split() == list(METHODS)
 
 
 def test_defaults_of_the_command_are_those_of_the_library() -> None:

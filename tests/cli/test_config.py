@@ -14,10 +14,9 @@ from typing import Any
 import click
 import pytest
 from conftest import ROOT_FOLDER
-from helpers import random_calibration, stretches
+from helpers import random_calibration
 from looped import looped
 from program import error_number, treeopt, treeopt_json
-from tiny import random_heads, tiny_base
 
 from treeopt.calibration import Calibration, Provenance, merged_provenance
 from treeopt.cli.app import program
@@ -29,11 +28,8 @@ from treeopt.cli.configuration import (
     option_name,
     with_configuration,
 )
-from treeopt.files.calibrations import load_calibration, save_calibration
-from treeopt.files.configurations import command_lines, configuration_yaml, stored_configuration, storing
-from treeopt.files.trees import load_tree, save_tree
-from treeopt.models.head_files import save_heads
-from treeopt.tree import Tree
+from treeopt.files.configurations import command_lines, stored_configuration
+from treeopt.files.trees import load_tree
 from treeopt.version import VERSION
 
 BUILT = {"build": {"nodes": 9, "max-rank": 4}}
@@ -119,13 +115,6 @@ def test_wrong_files_are_errors_with_places(text: str, places: list[str]) -> Non
         assert place in result.stderr
 
 
-def test_missing_file_is_an_error_in_json() -> None:
-    """An error of --config has the form of other errors, also with --json."""
-    result = treeopt("build", "--config", "no.yaml", "--json", status=3)
-    found = json.loads(result.stderr)
-    assert (found["error"], found["at"]) == ("E201", "--config no.yaml")
-
-
 @pytest.mark.usefixtures("calibration")
 @looped(
     "given",
@@ -144,21 +133,6 @@ def test_stored_configuration_repeats_the_run(given: list[str]) -> None:
     write(treeopt("show", "one.yaml", "--options").stdout)
     treeopt("build", "--config", "run.yaml", "-o", "third.yaml")
     assert Path("one.yaml").read_bytes() == Path("third.yaml").read_bytes()
-
-
-@pytest.mark.usefixtures("calibration")
-def test_command_of_a_stored_configuration_makes_the_file_again() -> None:
-    """The line has what was given, quoted for a shell, and gives the same bytes."""
-    treeopt("build", "--nodes", "9", "--values", "independent", "-o", "a tree.yaml")
-    [line] = command_lines(stored_configuration("a tree.yaml"), "-o", "a tree.yaml")
-    assert line == "treeopt build --nodes 9 --values independent -o 'a tree.yaml'"
-    before = Path("a tree.yaml").read_bytes()
-    treeopt(*shlex.split(line)[1:], "--force")
-    assert Path("a tree.yaml").read_bytes() == before
-    given = {"calibrate": {"heads": "h", "chat-template": False, "nodes": [1, 2]}, "defaults": {"seed": 0}}
-    assert command_lines(given, "-o", "c") == [
-        "treeopt calibrate --heads h --no-chat-template --nodes 1 --nodes 2 -o c"
-    ]
 
 
 @pytest.mark.usefixtures("calibration")
@@ -194,17 +168,6 @@ def test_picture_with_a_configuration_is_xml(calibration: Calibration) -> None:
         treeopt("render", "mc_sim_7b_63", "--title", "--> </svg> --", "-o", "tree.svg")
     root = ElementTree.fromstring(Path("tree.svg").read_text())
     assert root.tag.endswith("svg")
-
-
-def test_calibration_keeps_its_configuration(tmp_path: Path) -> None:
-    """It is in the provenance, is read again, and files without one have no such key."""
-    made = random_calibration(1)
-    save_calibration(made, tmp_path / "without.safetensors")
-    assert b"configuration" not in (tmp_path / "without.safetensors").read_bytes()
-    treeopt("show", tmp_path / "without.safetensors", "--options", status=3)
-    save_calibration(with_configuration(made, {"calibrate": {"limit": 3}}), tmp_path / "with.safetensors")
-    assert load_calibration(tmp_path / "with.safetensors").provenance.configuration == {"calibrate": {"limit": 3}}
-    assert stored_configuration(tmp_path / "with.safetensors") == {"calibrate": {"limit": 3}}
 
 
 def measured(configuration: dict[str, Any], prompts: str = "p") -> Provenance:
@@ -252,52 +215,6 @@ def test_device_is_not_stored() -> None:
     assert "device" not in stored["defaults"]
     divided = command.make_context("calibrate", ["--device-map", "auto", "--seed", "3"])
     assert configuration_of(divided) == stored
-
-
-def test_files_of_merge_in_a_configuration() -> None:
-    """An argument of many values takes a list, or one value."""
-    whole = stretches(1)
-    for i in range(2):
-        save_calibration(whole.select(range(i, whole.sequences, 2)), f"{i}.safetensors")
-    treeopt("merge", "--config", write("merge: {files: [0.safetensors, 1.safetensors], output: m.safetensors}\n"))
-    assert load_calibration("m.safetensors").sequences == whole.sequences
-    treeopt("merge", "--config", write("files: 0.safetensors\noutput: one.safetensors\n"))
-    assert load_calibration("one.safetensors").sequences == 30
-
-
-def test_heads_have_a_configuration(tmp_path: Path) -> None:
-    """The config of heads in a folder is read, and one without a configuration is refused."""
-    (tmp_path / "config.json").write_text(json.dumps({"treeopt": {"configuration": {"train": {"steps": 3}}}}))
-    assert stored_configuration(tmp_path) == {"train": {"steps": 3}}
-    with storing({"train": {"steps": 4}}):
-        save_heads(random_heads(tiny_base("llama"), 2), tmp_path / "h", base="b", made_by={"method": "Medusa-1"})
-    save_heads(random_heads(tiny_base("llama"), 2), tmp_path / "plain", base="b")
-    assert "treeopt" not in json.loads((tmp_path / "plain" / "config.json").read_text())
-    assert stored_configuration(tmp_path / "h") == {"train": {"steps": 4}}
-    config = json.loads((tmp_path / "h" / "config.json").read_text())
-    assert (config["medusa_num_heads"], config["treeopt"]["method"]) == (2, "Medusa-1")
-    (tmp_path / "config.json").write_text("{}")
-    treeopt("show", tmp_path, "--options", status=3)
-
-
-def test_yaml_of_a_configuration_is_read_back() -> None:
-    """Texts that YAML takes for other types, and numbers, keep their values."""
-    stored = {"generate": {"prompt": "no: 'x'\n#", "top-p": 0.9, "seed": 3, "temperature": 1e-05, "nodes": [1, 2]}}
-    Path("c.yaml").write_text(configuration_yaml(stored))
-    from treeopt.files import strict_yaml
-
-    assert strict_yaml.load(Path("c.yaml")).data == stored
-
-
-def test_tree_of_before_has_no_configuration(calibration: Calibration) -> None:
-    """The key is optional, and a tree that Python code writes has none."""
-    assert calibration.positions
-    treeopt("build", "--nodes", "5")
-    lines = Path("tree.yaml").read_text().splitlines()
-    begin, end = lines.index("configuration:"), lines.index("paths:")
-    Path("old.yaml").write_text("\n".join(lines[:begin] + lines[end:]) + "\n")
-    assert load_tree("old.yaml").paths == load_tree("tree.yaml").paths
-    assert "configuration" not in load_tree("old.yaml").source
 
 
 def test_environment_of_subcommands_and_flags(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,16 +315,6 @@ def test_every_flag_of_a_command_is_written_as_it_is_typed() -> None:
                 for value in (True, False) if one.secondary_opts else (True,):
                     [line] = command_lines({name: {option_name(one): value}})
                     assert shlex.split(line)[-1] in (*one.opts, *one.secondary_opts)
-
-
-def test_a_report_gives_its_configuration() -> None:
-    """`config` prints the options of a page; a text of the page that looks like a configuration is not read."""
-    save_tree(Tree(((0,),)), "tree.yaml")
-    text = 'treeopt configuration: {"report": {"title": "of the text"}}'
-    treeopt("report", "--tree", "tree.yaml", "--title", text)
-    assert treeopt_json("show", "report.html", "--options")["stored"]["report"] == {"tree": "tree.yaml", "title": text}
-    treeopt("report", "--config", "report.html", "-o", "again.html")
-    assert Path("again.html").read_bytes() == Path("report.html").read_bytes()
 
 
 @pytest.mark.usefixtures("calibration")

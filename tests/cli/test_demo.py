@@ -81,20 +81,6 @@ def test_a_failing_step_ends_the_demo_with_its_status() -> None:
     assert "validate" not in done.stdout
 
 
-@pytest.mark.usefixtures("done")
-def test_a_second_demo_keeps_a_file_that_was_edited() -> None:
-    """A file of an earlier demo that was edited is kept, before any work."""
-    tree = Path("out/static16.yaml")
-    before = tree.read_text()
-    edited = before + "# my favourite\n"
-    tree.write_text(edited)
-    again = CliRunner().invoke(program, ["demo", "-o", "out"])
-    assert again.exit_code == 3
-    assert "out/static16.yaml exists" in again.stderr
-    assert "$" not in again.stdout
-    assert tree.read_text() == edited
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("done")
 def test_a_forced_demo_makes_equal_files() -> None:

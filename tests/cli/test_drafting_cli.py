@@ -13,13 +13,10 @@ from made import FEW
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.defaults import HEADS, STEP_SIZES
-from treeopt.errors import TreeoptError
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
 from treeopt.files.policies import load_plan
-from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
-from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.policy import TreePolicy
 
 
@@ -44,19 +41,6 @@ def test_validate_and_generate(name: str) -> None:
     assert made["tokens"] == plain["tokens"]
 
 
-def test_none_where_no_policy_pays() -> None:
-    """By a profile of dear steps the file has the root alone, which needs no drafter; the figures say why."""
-    seconds = {1: 1.0, 2: 9.0, 64: 9.5}
-    save_profile(LatencyProfile.from_points(LatencyPoint(n, 1, 512, s, s, s) for n, s in seconds.items()), "dear.yaml")
-    line = ("build", "--calibration", "c.safetensors", "--kind", "dynamic", "--nodes", "auto", "--profile", "dear.yaml")
-    assert treeopt(*line, "-o", "none.yaml").stdout.startswith("none: plain decoding is as fast")
-    data = treeopt_json(*line, "-o", "none.yaml", "--force")
-    assert (data["kind"], data["nodes"], data["depth"]) == ("none", 1, 0)
-    assert load_plan("none.yaml").paths == ()
-    made = treeopt_json("generate", "One day", "--tree", "none.yaml", "--max-new-tokens", "6")
-    assert made["step_lengths"] == [1] * 6
-
-
 def test_tree_in_another_folder_names_its_drafter() -> None:
     """A tree alone in a folder misses its drafter's file, until that is named."""
     Path("alone").mkdir()
@@ -74,16 +58,6 @@ def test_built_elsewhere_names_the_drafter_from_there() -> None:
     treeopt("build", "--calibration", "c.safetensors", "--kind", "dynamic", "--nodes", "4", "-o", "deep/er/t.yaml")
     assert 'file: "../../d.safetensors"' in Path("deep/er/t.yaml").read_text().replace("'", '"')
     assert treeopt_json("generate", "One day", "--tree", "deep/er/t.yaml", "--max-new-tokens", "8")["tokens"]
-
-
-def test_learn_json() -> None:
-    """The result names the drafter that was written."""
-    data = treeopt_json("learn", *FEW, "--learn-tokens", "0", "-o", "new.safetensors")
-    drafter = load_drafter("new.safetensors")
-    assert data["id"] == drafter.id
-    assert drafter.ngram_table is not None
-    assert (data["tokens"], data["contexts"]) == (drafter.ngram_table.num_tokens, drafter.ngram_table.contexts)
-    assert data["output"] == "new.safetensors"
 
 
 def test_calibrate_writes_the_drafter_beside() -> None:
@@ -264,13 +238,6 @@ def test_yaml_of_a_plan_comes_back(name: str) -> None:
     Path("again.yaml").write_text(treeopt("show", f"{name}.yaml", "--format", "yaml").stdout)
     again, plan = load_plan("again.yaml"), load_plan(f"{name}.yaml")
     assert (again, again.expected, again.source) == (plan, plan.expected, plan.source)
-
-
-def test_merge_refuses_other_drafters() -> None:
-    """Traces of two drafters are not one calibration."""
-    one, other = load_calibration("c.safetensors"), load_calibration("p.v1.safetensors")
-    with pytest.raises(TreeoptError, match="drafter_id"):
-        one.merge(other)
 
 
 def test_drafter_of_other_heads_is_told() -> None:

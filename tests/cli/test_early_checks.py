@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 import subprocess
@@ -192,23 +191,6 @@ def test_interrupted_work_says_how_to_continue(command: str, monkeypatch: pytest
     assert "interrupted; the same command with --resume continues with" in result.stderr
     shutil.rmtree("x.safetensors.partial")
     assert contents() == before
-
-
-@looped("seed", [-1, 2**63])
-def test_seeds_are_checked_in_the_library(seed: int) -> None:
-    """A seed that no generator takes is a ValueError before anything is run."""
-    base = chat_base()
-    from treeopt.calibrate.pipeline import run_calibration
-    from treeopt.drafting.learn import Learning
-    from treeopt.models.head_files import load_heads
-    from treeopt.texts.prompts import load_prompts
-
-    save_heads(random_heads(base, 2), "heads", base="owner/base")
-    loaded = dataclasses.replace(load_heads("heads"), base=None)
-    with pytest.raises(ValueError, match="a seed is a whole number"):
-        run_calibration(base, loaded, load_prompts("p.jsonl"), seed=seed)
-    with pytest.raises(ValueError, match="a seed is a whole number"):
-        Learning(seed=seed)
 
 
 LIGHT = """

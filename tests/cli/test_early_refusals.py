@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -49,46 +48,6 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MODEL = ("--heads", "heads", "--device", "cpu")
-WORK = {
-    "validate": ("validate", "--tree", "t.yaml", "--prompts", OPENINGS, *MODEL),
-    "generate": ("generate", "w1 w2", "--tree", "t.yaml", *MODEL),
-    "profile": ("profile", "--sizes", "2", "--context", "4", "--repeats", "1", *MODEL),
-    "learn": ("learn", "--prompts", OPENINGS, "-o", "d.safetensors", *MODEL),
-    "calibrate": ("calibrate", "--drafter", "heads+ngram", "--prompts", OPENINGS, "-o", "c.safetensors", *MODEL),
-}
-
-
-BEGUN = {  # where work begins, by module
-    "calibrate.pipeline": ("run_calibration",),
-    "texts.encode": ("encode", "encode_prompts"),
-    "evaluate.profile": ("TimedStep",),
-}
-
-
-@looped("name", WORK)
-def test_models_without_trees_are_refused_before_the_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe speaks before a prompt is encoded or a token decoded, and nothing is written."""
-
-    def fail(*_inputs: Any, **_named: Any) -> None:
-        pytest.fail("work was begun")
-
-    modules = {room: importlib.import_module(f"treeopt.{room}") for room in BEGUN}  # all, before any is changed
-    for room, functions in BEGUN.items():
-        for function in functions:
-            monkeypatch.setattr(modules[room], function, fail)
-    before = sorted(Path().iterdir())
-    result = treeopt(*WORK[name], "-q", status=3)
-    assert error_number(result) == "E502"
-    assert "mamba" in result.stderr
-    assert sorted(Path().iterdir()) == before
-
-
-def test_calibrate_of_heads_warns_alone() -> None:
-    """Ranks of heads are of use elsewhere: they are measured, and the user is told that no tree can be run here."""
-    result = treeopt("calibrate", "--prompts", OPENINGS, "--max-new-tokens", "4", "-o", "c.safetensors", *MODEL)
-    assert "warning: mamba (mamba) cannot verify trees" in result.stderr
-    assert "its traces are of use in other engines only" in result.stderr
-    assert Path("c.safetensors").exists()
 
 
 def plans() -> None:
@@ -121,17 +80,6 @@ def test_wrong_plans_cost_no_model(name: str) -> None:
     arguments, number = PLANS[name]
     for command in (("validate", "--prompts", OPENINGS), ("generate", "w1 w2")):
         assert error_number(treeopt(*command, *arguments, *MODEL, status=3)) == number
-
-
-@pytest.mark.usefixtures("no_models")
-def test_missing_inputs_cost_no_model() -> None:
-    """Missing prompts, drafters and a prompt that is empty are refused before a model is loaded."""
-    for line, number in (
-        (("validate", "--tree", "t.yaml", "--prompts", "no.jsonl", *MODEL), "E201"),
-        (("profile", "--drafter", "no.safetensors", *MODEL), "E201"),
-        (("generate", "", "--tree", "t.yaml", *MODEL), "E303"),
-    ):
-        assert error_number(treeopt(*line, status=3)) == number
 
 
 @pytest.mark.usefixtures("no_models")

@@ -9,8 +9,8 @@ from pathlib import Path
 import engine_readers as readers
 import numpy as np
 import pytest
-from engine_trees import T, closed_up
-from helpers import make_calibration, random_calibration, random_tree
+from engine_trees import T
+from helpers import make_calibration
 from looped import looped
 from program import error_number, treeopt, treeopt_json
 
@@ -18,9 +18,7 @@ from treeopt.calibration import Calibration
 from treeopt.engines import ENGINES
 from treeopt.export.lint import gaps
 from treeopt.files.calibrations import save_calibration
-from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree, save_tree
-from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.replay import replay
 from treeopt.optimize.select_method import MEDUSA, Fitter, Limits
 from treeopt.tree import Tree
@@ -90,25 +88,6 @@ def test_a_policy_and_an_unknown_engine_are_refused() -> None:
     treeopt("export", "t.yaml", status=2)
 
 
-def test_trees_of_a_learned_drafter_are_refused() -> None:
-    """Their ranks mean nothing to an engine; without the drafter's file no format takes them."""
-    save_tree(Tree(T.paths, drafter="abc"), "d.yaml")
-    for engine in ENGINES:
-        refused = treeopt("export", "d.yaml", "--for", engine, status=3)
-        assert error_number(refused) == "E105"
-        assert "the tree was made for drafter abc" in refused.stderr
-
-
-def test_import_says_what_was_dropped() -> None:
-    """Name, comments and order of a pasted list are gone in the tree file."""
-    Path("m.py").write_text("# pasted\nmine = [[0], [0, 0], [1]]\n")
-    said = treeopt("import", "m.py").stdout
-    for dropped in ("the order of the list", "comments", "the name mine"):
-        assert f"dropped   {dropped}" in said
-    assert 'reference: "m.py, a list of paths"' in Path("tree.yaml").read_text()
-    assert treeopt_json("import", "m.py")["paths"] == [[0], [1], [0, 0]]  # our file is replaced without --force
-
-
 def rising(texts: int = 24) -> Calibration:
     """Short texts with evenly spread ranks: their accuracies rise with the rank here and there."""
     rng = np.random.default_rng(5)
@@ -156,44 +135,6 @@ def test_build_for_an_engine_can_be_exported_to_it(engine: str) -> None:
     treeopt("export", "kept.yaml", "--for", engine)
     if engine in ("sequoia", "nxdi-eagle", "eagle"):
         treeopt("export", "free.yaml", "--for", engine, status=3)
-
-
-def test_build_for_eagle_drops_levels_until_it_is_read_rightly() -> None:
-    """A tree of ranks to 9 that EAGLE-1 misreads is built again with fewer levels, until its drafts are the tree's."""
-    save_calibration(random_calibration(0, heads=5, sequences=12), "calibration.safetensors")
-    treeopt("build", "--nodes", "48", *MEDUSA_METHOD, "--max-rank", "9", "-o", "free.yaml")
-    assert "draft-rows" in treeopt("export", "free.yaml", "--for", "eagle", status=3).stderr
-    data = treeopt_json("build", "--nodes", "48", *MEDUSA_METHOD, "--for", "eagle", "-o", "kept.yaml")
-    free, kept = load_tree("free.yaml"), load_tree("kept.yaml")
-    assert 2 <= kept.depth < free.depth
-    assert readers.eagle_drafts(kept.paths) == list(kept.paths) != readers.eagle_drafts(free.paths)
-    assert data["limits"]["loss"]["second"] > 1
-
-
-def test_limits_of_joint_values_and_of_several_tasks() -> None:
-    """Joint values give no gaps, at every budget; for several calibrations the loss is not printed."""
-    rising()
-    for nodes in (5, 40, 150):
-        treeopt("build", "--nodes", str(nodes), "--values", "joint", "--weights", "visits", "--contiguous")
-        assert not gaps(load_tree("tree.yaml").paths, 9)
-    Path("calibration.safetensors").rename("one.safetensors")
-    rising(20)
-    tasks = ("--calibration", "one.safetensors", "--calibration", "calibration.safetensors")
-    said = treeopt("build", "--nodes", "12", *MEDUSA_METHOD, *tasks, "--for", "sequoia", "--mix", "1,2")
-    assert "what the limits cost is printed for one --calibration" in said.stdout
-    assert not gaps(load_tree("tree.yaml").paths, 9)
-
-
-def test_nodes_auto_under_limits() -> None:
-    """The size is chosen among trees without gaps, and so is the tree."""
-    rising()
-    seconds = {size: 0.01 + 0.0001 * size for size in (1, 2, 4, 8, 16)}
-    points = (LatencyPoint(size, 1, 512, s, s, s) for size, s in seconds.items())
-    save_profile(LatencyProfile.from_points(points), "p.yaml")
-    data = treeopt_json("build", "--nodes", "auto", "--profile", "p.yaml", *MEDUSA_METHOD, "--for", "nxdi-eagle")
-    tree = load_tree("tree.yaml")
-    assert tree.nodes == data["auto"]["best"]["nodes"] > 1
-    assert not gaps(tree.paths, 9)
 
 
 def test_limits_belong_to_static_trees_of_one_drafter() -> None:
@@ -251,16 +192,6 @@ def test_lint_judges_by_every_engine_or_by_one() -> None:
     assert treeopt("show", "mc_sim_7b_63", "--for", "medusa").stdout == "medusa      ok\n"
 
 
-def test_lint_warns_of_many_drafts() -> None:
-    """More drafts than an engine holds by default are no error: it can be built for them."""
-    save_tree(closed_up(random_tree(1, nodes=66, depth=4, ranks=6)), "many.yaml")
-    result = treeopt("show", "many.yaml", "--for", "trtllm")
-    assert "warning: rows [trtllm]: 65 drafts; an engine that was built with default options holds 63" in result.stdout
-    assert "65 drafts" in treeopt("export", "many.yaml", "--for", "triton").stderr
-    save_tree(closed_up(random_tree(1, nodes=64, depth=4, ranks=6)), "few.yaml")
-    assert "rows" not in treeopt("show", "few.yaml", "--for", "trtllm").stdout
-
-
 def test_lint_compares_the_depth_with_the_heads() -> None:
     """A tree of four levels needs four heads where heads draft."""
     save_tree(Tree.chain(4), "c.yaml")
@@ -315,17 +246,6 @@ def test_explain_by_the_values_of_the_file() -> None:
     assert error_number(treeopt("show", "v.yaml", "--path", "[]", status=3)) == "E106"
     assert error_number(treeopt("show", "t.yaml", "--path", "0", status=3)) == "E106"
     treeopt("show", "v.yaml", "--path", "zero", status=2)
-
-
-def test_explain_a_value_of_zero() -> None:
-    """A path that was never right has no place, which is not a large one."""
-    save_calibration(make_calibration([np.zeros((20, 2), int)]), "calibration.safetensors")
-    line = ("show", "t.yaml", "--path", "1", "--calibration", "calibration.safetensors")
-    data = treeopt_json(*line)
-    assert (data["value"], data["place"]) == (0, None)
-    said = treeopt(*line).stdout
-    assert "place     none: its value is 0; the tree has 3 places" in said
-    assert "131,072" not in said
 
 
 def test_explain_by_traces() -> None:
@@ -387,11 +307,3 @@ def test_hostile_run_is_one_error(name: str) -> None:
     assert error_number(treeopt(*line, status=3)) == number
     assert json.loads(treeopt(*line, "--json", status=3).stderr)["error"] == number
     assert {path.name for path in Path().iterdir()} == before
-
-
-def test_a_long_list_of_faults_is_cut() -> None:
-    """A hundred thousand faulty paths are one line a rule."""
-    Path("l.py").write_text(str([[i, 10**6] for i in range(100_000)]))
-    result = treeopt("show", "l.py", "--for", "all", status=3)
-    assert "error: orphan: 100000 paths ([0, 1000000], [1, 1000000], [2, 1000000], ...)" in result.stdout
-    assert len(result.stdout) < 2000

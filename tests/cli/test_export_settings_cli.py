@@ -11,8 +11,6 @@ from looped import looped
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
-from treeopt.cli.export_command import command
-from treeopt.engines import ENGINES, SETTINGS
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.latency import LatencyPoint, LatencyProfile
@@ -73,16 +71,6 @@ def test_length_is_not_guessed(traces: Calibration) -> None:
     assert Path("s.json").read_text() == "of before"
 
 
-@pytest.mark.usefixtures("traces")
-def test_another_drafter_is_a_warning() -> None:
-    """llama.cpp has no Medusa heads: the promise of their traces is not called exact."""
-    line = ("export", "--for", "llamacpp", "--calibration", "c.safetensors", "--chain-length", "2")
-    said = treeopt(*line).stderr
-    assert "warning: the calibration is of the drafter heads, and the engine drafts with a draft model" in said
-    assert "(other drafter)" in said
-    assert "exact" not in said
-
-
 def test_comparison(traces: Calibration) -> None:
     """The engine's mean is compared with a chain of its own length, and the verdict printed."""
     Path("m.json").write_text(json.dumps({"acceptance_histogram": [10, 10, 10]}))
@@ -122,10 +110,3 @@ def test_comparison(traces: Calibration) -> None:
 def test_trees_and_settings_are_not_mixed(line: list[str]) -> None:
     """A tree or a calibration, and the formats of each, are usage errors otherwise."""
     treeopt(*line, status=2)
-
-
-def test_formats_of_both_kinds_are_offered() -> None:
-    """`--for` has the formats of trees and the engines with settings."""
-    option = next(one for one in command.params if one.name == "engine")
-    assert set(option.type.choices) == {*ENGINES, *SETTINGS}
-    assert treeopt("export", "mc_sim_7b_63", "--for", "trtllm").stdout.startswith("[[0]")

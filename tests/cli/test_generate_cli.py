@@ -118,11 +118,6 @@ def test_generate_errors(shared: Path, arguments: list[str], number: str, status
     assert result.stdout == ""
 
 
-def test_generate_without_a_tree(shared: Path) -> None:
-    """The tree is asked for by the command line itself."""
-    assert "--tree" in generate(shared, PROMPT, status=2).stderr
-
-
 def test_generate_without_a_prompt_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a prompt a terminal is not waited for."""
     with CliRunner().isolation():

@@ -9,7 +9,6 @@ from looped import looped
 from program import error_number, treeopt, treeopt_json
 from tiny import random_heads, tiny_base
 
-from treeopt.cli.heads_command import command
 from treeopt.engines import HEAD_READERS as TARGETS
 from treeopt.models.head_files import load_heads, save_heads
 
@@ -25,12 +24,6 @@ def test_show_describes_the_built_in_heads() -> None:
     text = treeopt("heads", "show", "pocket").stdout
     assert f"heads          {loaded.num_heads}\n" in text
     assert "--for nxdi" in text
-
-
-def test_targets_are_those_that_can_be_read_back() -> None:
-    """The choices of --for are the engines that the tests have readers of."""
-    option = next(one for one in command.commands["convert"].params if one.name == "to")
-    assert set(option.type.choices) == set(READERS)
 
 
 def test_show_says_what_a_layout_cannot_hold() -> None:
@@ -75,10 +68,3 @@ def test_convert_refusals() -> None:
     same = treeopt("heads", "convert", "heads", "--for", "tgi", "-o", "heads", "--force", status=3)
     assert error_number(same) == "E204"
     assert not Path("o").exists()
-
-
-def test_group_help_and_empty_names() -> None:
-    """The group has its two commands; an empty name is a usage error."""
-    assert "convert" in treeopt("heads", "--help").stdout
-    for line in (["--for", "tgi", "--output="], ["--for", "tgi", "-o", "x", "--model="]):
-        assert "it is empty" in treeopt("heads", "convert", "h", *line, status=2).stderr

@@ -13,9 +13,8 @@ from looped import looped
 from made import FEW, LITTLE, MODEL, OTHERS, plant
 from program import error_number, treeopt, treeopt_json
 
-from treeopt.drafter import Drafter
 from treeopt.evaluate.profile import TimedStep
-from treeopt.files.drafters import load_drafter, save_drafter
+from treeopt.files.drafters import load_drafter
 from treeopt.files.trees import save_tree
 from treeopt.models import given as pair_module
 from treeopt.policy import TreePolicy
@@ -150,20 +149,6 @@ def test_several_dtypes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         assert "auto, or one or several of" in treeopt("learn", *MODEL, "--dtype", wrong, status=2).stderr
 
 
-def test_nothing_counted(tmp_path: Path) -> None:
-    """--learn-tokens 0: an empty table, of one level, which decodes without loss."""
-    file = tmp_path / "d.safetensors"
-    result = treeopt("learn", *MODEL, *FEW, "--learn-tokens", "0", "--levels", "1", "--nodes", "8", "-o", file)
-    assert "nothing was counted" in result.stdout
-    assert "samples" not in result.stderr
-    drafter = load_drafter(file)
-    assert drafter.ngram_table is not None
-    assert (drafter.ngram_table.empty, drafter.depth) == (True, 1)
-    data = treeopt_json("validate", *MODEL, *OTHERS, "--drafter", file)
-    assert data["lossless"]
-    assert data["tokens_per_step"] == data["predicted_tokens_per_step"]
-
-
 @looped("base", [MODEL, ()])
 def test_nothing_learned(base: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without tree, drafter and heads: per-step trees of 16 nodes, said so, lossless, in the predicted steps."""
@@ -213,18 +198,6 @@ def test_files_that_do_not_fit(text: str) -> None:
     assert error_number(refused) == ("E201" if "no drafter" in text else "E202" if "exists" in text else "E223")
     assert text in refused.stderr
     assert json.loads(treeopt(*WRONG[text], "--json", status=3).stderr)["error"] == error_number(refused)
-
-
-def test_drafter_of_another_vocabulary(tmp_path: Path) -> None:
-    """E223 when the model is known."""
-    drafter = Drafter.untrained(100)
-    plan = TreePolicy(8, drafter.depth, drafter.id)
-    made = Drafter(**{**vars(Drafter.untrained(100)), "plan": plan, "source": {}})
-    save_drafter(made, tmp_path / "d.safetensors")
-    for line in (("generate", "x"), ("validate", *OTHERS)):
-        refused = treeopt(*line, *MODEL, "--drafter", tmp_path / "d.safetensors", "-q", status=3)
-        assert error_number(refused) == "E223"
-        assert "its vocabulary holds 100 tokens" in refused.stderr
 
 
 def test_interrupted_while_timing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

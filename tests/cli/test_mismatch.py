@@ -11,7 +11,6 @@ from drafters import answered, learned, prompts_of
 from helpers import random_calibration
 from looped import looped
 from program import treeopt
-from tiny import tiny_base
 
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import save_drafter
@@ -61,16 +60,6 @@ def test_generate_warns_of_trees(
         assert said.format(base=base.fingerprint, heads=loaded.fingerprint) in result.stderr
     else:
         assert result.stderr == ""
-
-
-def test_trees_of_before_are_compared(base: Base, loaded: LoadedHeads, line: list[str]) -> None:
-    """A tree that does not name its dtype was made in float32."""
-    made = source(base, loaded, model_id="0123")
-    del made["calibration"]["dtype"]
-    save_tree(dataclasses.replace(PLAIN, source=made), "t.yaml")
-    options = ["--tree", "t.yaml", "--max-new-tokens", "4", "-q", *line]
-    assert "another base model" in treeopt("generate", "One day", *options).stderr
-    assert treeopt("generate", "One day", *options, "--dtype", "bfloat16").stderr == ""
 
 
 def test_every_command_warns_of_drafters(base: Base, loaded: LoadedHeads, shared: Path, line: list[str]) -> None:
@@ -145,11 +134,3 @@ def test_tree_source_holds_the_dtype() -> None:
     tree = build_tree(dataclasses.replace(calibration, provenance=provenance), 4)
     assert tree.source["calibration"]["dtype"] == "bfloat16"
     assert "dtype" not in build_tree(calibration, 4).source["calibration"]
-
-
-def test_fingerprint_is_of_one_dtype() -> None:
-    """Why ids of a base are compared within one dtype: rounding the weights changes them."""
-    base = tiny_base("llama")
-    before = base.fingerprint
-    base.model.bfloat16()
-    assert Base(base.model, None, "tiny").fingerprint != before

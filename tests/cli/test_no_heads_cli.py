@@ -20,9 +20,7 @@ from treeopt.files.calibrations import load_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
 from treeopt.files.policies import load_plan
 from treeopt.files.profiles import load_profile
-from treeopt.files.trees import save_tree
 from treeopt.models import given as pair_module
-from treeopt.tree import Tree
 
 LITTLE = ("--learn-tokens", "600")
 SIZES = ("--sizes", "2,8", "--context", "8", "--repeats", "1")
@@ -81,16 +79,6 @@ def test_lossless_as_predicted(name: str, base: tuple[str, ...]) -> None:
     assert data["tokens_per_step"] == data["predicted_tokens_per_step"] > 1
     assert data["tokens_per_step"] == pytest.approx(data["expected_tokens_per_step"], rel=1e-6)
     assert "warnings" not in data or not any("made for" in one for one in data["warnings"])
-
-
-@pytest.mark.usefixtures("_no_heads")
-def test_generate_without_heads() -> None:
-    """The text is that of the one-node tree, in fewer steps."""
-    save_tree(Tree(()), "root.yaml")
-    line = ("generate", "import os", *MODEL, "--max-new-tokens", "24")
-    stock, found = (treeopt_json(*line, "--tree", f"{name}.yaml") for name in ("root", "static"))
-    assert found["tokens"] == stock["tokens"]
-    assert len(found["step_lengths"]) < len(stock["step_lengths"]) == 24
 
 
 @pytest.mark.usefixtures("_no_heads")
@@ -153,14 +141,6 @@ def test_profile_without_drafter(tmp_path: Path) -> None:
     source = data["provenance"]
     untrained = Drafter.untrained(load_drafter("d.safetensors").ngram_table.vocab_size)
     assert (source["heads"], source["drafter"], source["drafter_name"]) == ("", untrained.id, "ngram")
-
-
-def test_curve_of_a_drafter_without_heads(tmp_path: Path) -> None:
-    """The curve of per-step trees has speedups by a profile of the same drafter and kind, without a warning."""
-    line = ("curve", "--calibration", "c.safetensors", "--kind", "dynamic", "-o", tmp_path / "c.svg")
-    curve = treeopt_json(*line, "--profile", "p.yaml")
-    assert [point["speedup"] is not None for point in curve["points"]] == [True] * len(curve["points"])
-    assert "warnings" not in curve or not any("made for" in one for one in curve["warnings"])
 
 
 REFUSED = {  # command, calibration, profile -> error, fix
@@ -283,23 +263,3 @@ def test_a_file_named_ngram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert known["learned"] is None
     assert known["warnings"][0].endswith("(--drafter ngram traces each text by a drafter that was learned without it)")
     assert treeopt_json("calibrate", *MODEL, *FEW, *LITTLE, "--drafter", "ngram", "-o", "d.safetensors")["learned"]
-
-
-def test_traces_of_heads_and_of_none_are_no_mixture(tmp_path: Path) -> None:
-    """A mixture of traces with heads and without is E221, which names both."""
-    line = ("build", "--calibration", "heads.safetensors", "--calibration", "c.safetensors", "-o", tmp_path / "t.yaml")
-    refused = treeopt(*line, status=3)
-    assert error_number(refused) == "E221"
-    assert re.search(r"heads_id: [0-9a-f]{16} and none", refused.stderr)
-
-
-def test_small_model_without_heads(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stock model and prompts are enough: traces, a tree, and lossless text in the predicted steps."""
-    monkeypatch.chdir(tmp_path)
-    model = ("--model", shared / "models" / "tinystories-260k")
-    prompts = ("--prompts", shared / "data" / "story_openings.json", "--max-new-tokens", "32")
-    treeopt("calibrate", *model, *prompts, "--limit", "12", "--learn-tokens", "2000")
-    treeopt("build", "--kind", "dynamic", "--nodes", "16")
-    data = treeopt_json("validate", *model, *prompts, "--skip", "12", "--limit", "4", "--tree", "tree.yaml")
-    assert data["lossless"]
-    assert data["tokens_per_step"] == data["predicted_tokens_per_step"] > 1.5

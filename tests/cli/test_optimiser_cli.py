@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -11,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
-from helpers import random_calibration, stretches
+from helpers import random_calibration
 from looped import looped
 
 from treeopt.calibration import Calibration
@@ -23,12 +22,10 @@ from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.build_job import Judgement, judge, split
 from treeopt.optimize.curve import default_sizes
-from treeopt.optimize.grow import grow
 from treeopt.optimize.mixtures import Tasks
 from treeopt.optimize.replay import replay
 from treeopt.optimize.select_method import MEDUSA, Fitter, candidates
 from treeopt.optimize.tree_builder import build_tree, tree_limits
-from treeopt.optimize.values import IndependentValues
 
 
 def treeopt(*arguments: str, status: int = 0) -> Result:
@@ -95,25 +92,6 @@ def test_build_prints_what_the_json_holds() -> None:
     assert "180 more prompts would halve that" in text
 
 
-def test_medusa_options_are_exactly_the_medusa(calibration: Calibration) -> None:
-    """Independent values with uniform weights compete with nothing: growth on the accuracies."""
-    data = treeopt_json("build", "--nodes", "24", "--values", "independent", "--weights", "uniform", "-o", "t.yaml")
-    wanted = grow(IndependentValues(calibration.accuracy), 24).tree()
-    assert load_tree("t.yaml") == wanted
-    assert data["method"] == "independent, uniform"
-    assert list(data["cross_validated_steps"]) == ["independent, uniform"]
-
-
-def test_too_few_texts_are_not_cross_validated() -> None:
-    """Below five texts there is no choice and no interval."""
-    save_calibration(stretches(1, 4), "calibration.safetensors")
-    data = treeopt_json("build", "--nodes", "8")
-    expected = data["expected_tokens_per_step"]
-    assert (expected["cross_validated"], expected["low"], expected["high"]) == (None, None, None)
-    assert data["cross_validated_steps"] == {}
-    assert "cross_validated" not in treeopt("build", "--nodes", "8").stdout
-
-
 def test_holdout_is_judged_by_plain_replay(calibration: Calibration) -> None:
     """The tree is that of the first texts alone; the last ones are replayed once, beside the Medusa tree."""
     data = treeopt_json("build", "--nodes", "16", "--holdout", "20", "-o", "t.yaml")
@@ -130,15 +108,6 @@ def test_holdout_is_judged_by_plain_replay(calibration: Calibration) -> None:
     text = treeopt("build", "--nodes", "16", "--holdout", "20").stdout
     assert f"judged on 20 texts held out (0 that were also fitted dropped): {judged['tokens_per_step']:.4f}" in text
     assert f"the Medusa tree on them: {judged['medusa_tokens_per_step']:.4f}" in text
-
-
-def test_holdout_drops_texts_that_were_fitted() -> None:
-    """The same text among the fitted and the set aside is left out of the judgement, and counted."""
-    made = stretches(1, 30)
-    hashes = (*made.token_hashes[:28], made.token_hashes[0], made.token_hashes[5])
-    save_calibration(dataclasses.replace(made, token_hashes=hashes), "calibration.safetensors")
-    judged = treeopt_json("build", "--nodes", "8", "--holdout", "10")["judged"]
-    assert (judged["texts"], judged["dropped"]) == (8, 2)
 
 
 @pytest.mark.usefixtures("calibration")
@@ -180,18 +149,6 @@ def test_auto_takes_the_fastest_size(profile: LatencyProfile, calibration: Calib
     assert "first nodes of one growth to 80 nodes; `treeopt build --nodes N`" in text
 
 
-@pytest.mark.usefixtures("calibration")
-def test_auto_below_64_has_no_figure_for_it() -> None:
-    """A profile that ends before 64 nodes says nothing of them."""
-    points = [LatencyPoint(n, 2, 64, 0.01, 0.01, 0.01) for n in (1, 20)]
-    save_profile(LatencyProfile.from_points(points), "small.yaml")
-    options = ["--nodes", "auto", "--profile", "small.yaml", "--batch-size", "2", "--context", "64"]
-    data = treeopt_json("build", *options)
-    assert data["auto"]["at_64"] is None
-    assert data["nodes"] == 20
-    assert "64 nodes\t64" not in treeopt("build", *options).stdout
-
-
 def test_mix_gives_one_tree_and_the_matrix(tasks: list[Calibration]) -> None:
     """Shares are those asked for; the table holds each task's tree on each task, and this tree on all."""
     data = treeopt_json("build", *BOTH, "--mix", "3,1", "--nodes", "12", "-o", "t.yaml")
@@ -223,14 +180,6 @@ def test_robust_keeps_the_worst_task_up(tasks: list[Calibration]) -> None:
     worst = [min(tau / best for tau, best in zip(data["this_tree"], own, strict=True)) for data in (robust, equal)]
     assert worst[0] >= worst[1]
     assert sum(robust["shares"]) == pytest.approx(1.0)
-
-
-def test_calibrations_of_different_heads_do_not_mix() -> None:
-    """Three heads and four: exit 3."""
-    save_calibration(random_calibration(1, heads=3), "one.safetensors")
-    save_calibration(random_calibration(1, heads=4), "two.safetensors")
-    assert "error[E221]" in treeopt("build", *BOTH, status=3).stderr
-    assert not Path("tree.yaml").exists()
 
 
 CONTRADICTIONS = {
@@ -306,32 +255,6 @@ def test_curve_stops_at_the_largest_asked_for() -> None:
     for asked, last in (("6", 6), ("500", 80)):
         points = treeopt_json("curve", "--profile", "profile.yaml", "--largest", asked)["points"]
         assert points[-1]["nodes"] == last
-
-
-@pytest.mark.usefixtures("calibration")
-@looped("command", [["curve"], ["build", "--nodes", "auto"]])
-def test_missing_profile_names_the_command(command: list[str]) -> None:
-    """No such profile: exit 3, the command that makes one, and no output."""
-    result = treeopt(*command, "--profile", "none.yaml", status=3)
-    assert "error[E201]" in result.stderr
-    assert "treeopt profile --model MODEL" in result.stderr
-    assert sorted(path.name for path in Path().iterdir()) == ["calibration.safetensors"]
-
-
-@pytest.mark.usefixtures("calibration", "profile")
-@looped("command", [["curve"], ["build", "--nodes", "auto"]])
-def test_profile_without_the_batch_is_one_error(command: list[str]) -> None:
-    """A batch that was not measured: exit 3."""
-    result = treeopt(*command, "--profile", "profile.yaml", "--batch-size", "7", status=3)
-    assert "error[E230]" in result.stderr
-
-
-def test_curve_does_not_replace_its_calibration(calibration: Calibration) -> None:
-    """The input is no output: exit 3, and the file stays."""
-    before = Path("calibration.safetensors").read_bytes()
-    treeopt("curve", "-o", "calibration.safetensors", status=3)
-    assert Path("calibration.safetensors").read_bytes() == before
-    assert calibration.sequences == 60
 
 
 def test_profile_of_other_heads_is_told() -> None:

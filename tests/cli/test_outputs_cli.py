@@ -127,12 +127,6 @@ def test_pictures_and_compiled_trees_are_replaced_by_their_like() -> None:
     assert refused("render", "t.yaml", "-o", "p.png", target="p.png") == "E202"
 
 
-def test_profile_is_kept() -> None:
-    """A profile takes minutes to measure."""
-    Path("profile.yaml").write_text(PRECIOUS)
-    assert refused("profile", target="profile.yaml") == "E202"
-
-
 @looped("output", ["-", "x" * 300 + ".svg", "no/such/p.svg", "model", "/proc/version", "/dev/stdout", "t.yaml/x.svg"])
 def test_output_that_cannot_be_written_is_one_error(output: str) -> None:
     """Wrong names and places end with status 3 and E202 or E204, never with an exception."""

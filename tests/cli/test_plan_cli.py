@@ -48,33 +48,10 @@ def test_json_has_the_points_and_the_best_size() -> None:
     assert found["model"]["parameters"] == 6_738_415_616
 
 
-def test_points_of_all_batches_and_contexts() -> None:
-    """Every pair has its points and its best size, and the first pair is that of `best_nodes`."""
-    found = as_json(*LLAMA, "--batch-size", "32,1", "--context", "128,1024", "--nodes", "4,64")
-    assert len(found["points"]) == 2 * 2 * 3
-    assert [(best["batch"], best["context"]) for best in found["best"]] == [(1, 128), (1, 1024), (32, 128), (32, 1024)]
-    assert [best["nodes"] for best in found["best"]] == [64, 64, 4, 4]
-    assert found["best_nodes"] == 64
-
-
 def test_table_marks_the_best_size() -> None:
     """A line a size, and the fastest is marked."""
     lines = treeopt(*LLAMA, "--nodes", "16,64").stdout.splitlines()
     assert [line.split("\t")[0] for line in lines[:4]] == ["nodes", "1", "16", "64 best"]
-
-
-def test_drafting_costs_time() -> None:
-    """Heads, a draft model and drafting on the host each raise the overhead of trees alone."""
-    plain = as_json(*LLAMA, "--nodes", "64")["points"]
-    for options in (
-        ("--num-heads", "5"),
-        ("--num-heads", "5", "--shared-lm-head"),
-        ("--draft", "llama-68m", "--levels", "4"),
-        ("--host-seconds", "0.001"),
-    ):
-        drafted = as_json(*LLAMA, "--nodes", "64", *options)["points"]
-        assert drafted[0] == plain[0]
-        assert drafted[1]["overhead"] > 1.01 * plain[1]["overhead"]
 
 
 def test_profile_is_taken_by_build_and_curve(calibration: Calibration) -> None:
@@ -150,21 +127,6 @@ def test_fit_prints_the_errors_of_steps_left_out() -> None:
     assert "is an input" in error
 
 
-def test_fit_names_steps_that_were_not_left_out() -> None:
-    """Six steps are just enough for five numbers, so no size is left out; the output says so."""
-    model = StepModel(model_shape("pocket"), device_of_spec(SPEC), StepSetting("float32", attention="flash"))
-    known = {"model": "pocket", "dtype": "float32", "attention": "sdpa"}
-    save_profile(model.profile([2, 4, 8, 16, 32], [1], [64], known), "six.yaml")
-    options = ("plan", "--model", "pocket", "--device-spec", SPEC, "--dtype", "float32", "--fit", "six.yaml")
-    nodes = ["2 nodes", "4 nodes", "8 nodes", "16 nodes", "32 nodes"]
-    found = as_json(*options)["fit"]
-    assert set(found) == {"none", "nodes"}
-    assert found["nodes"] == {"median": None, "largest": None, "skipped": nodes}
-    assert found["none"]["skipped"] == []
-    line = "error of steps left out by nodes: none; not left out: 2 nodes; 4 nodes; 8 nodes; 16 nodes; 32 nodes (the "
-    assert line in treeopt(*options).stdout
-
-
 @looped(
     ("changed", "says"),
     [
@@ -200,13 +162,6 @@ def test_chart_is_replaced_while_it_is_unedited() -> None:
     assert Path("a.svg").read_text() != text
     Path("a.svg").write_text(text.replace("llama", "lama", 1))
     assert "E202" in treeopt(*LLAMA, "-o", "a.svg", status=3).stderr
-
-
-def test_wrong_suffix_names_the_option() -> None:
-    """The remedy is the option that was given."""
-    assert "--chart same.svg" in treeopt(*LLAMA, "--chart", "same.png", status=3).stderr
-    assert "-o same.yaml" in treeopt(*LLAMA, "-o", "same.png", status=3).stderr
-    assert "--svg same.svg" in treeopt("compare", "--svg", "same.png", status=3).stderr
 
 
 def test_warnings_of_memory_and_context() -> None:

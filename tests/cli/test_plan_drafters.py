@@ -126,14 +126,6 @@ def test_options_that_fit_no_drafter_are_refused(
     assert not Path("p.yaml").exists()
 
 
-def test_per_step_trees_without_calibration_take_host_seconds() -> None:
-    """Given seconds of drafting are in the steps of the profile of kind dynamic."""
-    treeopt(*LLAMA, "--nodes", "8", "--kind", "dynamic", "--host-seconds", "0.001", "-o", "p.yaml")
-    profile = load_profile("p.yaml")
-    assert profile.kind == "dynamic"
-    assert profile.provenance["modelled"].endswith("; drafting: none, 0.001 host seconds")
-
-
 def test_per_step_trees_pay_the_host() -> None:
     """Per-step trees by heads alone with a drafter's estimates: the seconds that are given."""
     drafter = Drafter((Level(),) * 2, 2, 4)

@@ -141,12 +141,6 @@ def test_report_of_a_policy() -> None:
     assert "1.500" in page.split('id="provenance"')[0]
 
 
-@looped("output", [".", ".."])
-def test_output_that_is_a_folder(output: str) -> None:
-    """E204, as of other commands."""
-    assert "error[E204]" in report("--tree", "tree.yaml", "-o", output, status=3).stderr
-
-
 def test_report_of_a_folder() -> None:
     """A folder lists its inputs, relative to itself; the page shows them so, and the comment at its end as typed."""
     Path("run").mkdir()
@@ -245,13 +239,6 @@ def test_a_broken_result_is_one_error(file: str, content: str, option: str, word
     assert "error[E203]" in stderr
     assert words in stderr
     assert not Path("report.html").exists()
-
-
-def test_missing_and_misnamed_files_are_one_error() -> None:
-    """A file that is not there, and an output that is no .html file."""
-    assert "error[E201]" in report("--decoding", "no.json", status=3).stderr
-    assert "error[E201]" in report("no-folder", status=3).stderr
-    assert "error[E204]" in report(*options("tree"), "-o", "report.txt", status=3).stderr
 
 
 def test_inputs_that_do_not_belong_together_are_one_error(calibration: Calibration) -> None:

@@ -17,10 +17,9 @@ from program import error_number, treeopt
 from tiny import random_heads, tiny_base
 
 from treeopt.cli.app import program
-from treeopt.cli.configuration import with_configuration
 from treeopt.cli.reproduce_command import _difference
 from treeopt.files.bundled import zoo
-from treeopt.files.calibrations import load_calibration, save_calibration
+from treeopt.files.calibrations import save_calibration
 from treeopt.files.configurations import stored_configuration
 from treeopt.files.trees import load_tree
 from treeopt.models.head_files import save_heads
@@ -298,27 +297,6 @@ def test_bundled_tree_is_published_or_made_here(name: str) -> None:
     treeopt("reproduce", path)
 
 
-def test_merged_configurations_keep_all_versions() -> None:
-    """Parts of one run on machines with other versions have one configuration, with the versions of both."""
-    whole = stretches(1)
-    for i, version in enumerate(("3.11", "3.12")):
-        part = whole.select(range(i, whole.sequences, 2))
-        stored = {"calibrate": {"limit": 3}, "made-by": {"python": version, "treeopt": "1"}}
-        save_calibration(with_configuration(part, stored), f"{i}.safetensors")
-    treeopt("merge", "1.safetensors", "0.safetensors", "-o", "m.safetensors")
-    found = load_calibration("m.safetensors").provenance.configuration
-    assert found == {"calibrate": {"limit": 3}, "made-by": {"python": "3.11 | 3.12", "treeopt": "1"}}
-
-
-def test_result_of_lint_with_errors_is_reproduced() -> None:
-    """Lint ends the program with status 3 after its result, which is compared all the same."""
-    Path("bad.json").write_text("[[0, 0]]")
-    result = CliRunner().invoke(program, ["show", "bad.json", "--for", "all", "--json"])
-    assert result.exit_code == 3
-    Path("lint.json").write_text(result.stdout)
-    assert reproduced("lint.json")["verdict"] == "identical"
-
-
 @pytest.mark.usefixtures("calibration")
 def test_edited_records_are_refused() -> None:
     """E207 for hashes that are no texts."""
@@ -328,20 +306,6 @@ def test_edited_records_are_refused() -> None:
     assert edited != text
     Path("tree.yaml").write_text(edited)
     assert error_number_of_last(treeopt("reproduce", "tree.yaml", status=3).stderr) == "E207"
-
-
-@pytest.mark.usefixtures("calibration")
-def test_note_of_an_earlier_file_is_ignored() -> None:
-    """A file that stores its configuration itself needs no note; that of an earlier file of its name is stale."""
-    treeopt("export", "mc_sim_7b_63", "--for", "medusa", "-o", "t.json")
-    treeopt("build", "--nodes", "5", "-o", "t.yaml")
-    for name, like in (("t.yaml", "t.yaml"), ("t.safetensors", "compiled")):
-        if like == "compiled":
-            treeopt("compile", "t.yaml", "-o", name)
-        own = stored_configuration(name)
-        shutil.copy("t.json.treeopt.yaml", f"{name}.treeopt.yaml")
-        assert stored_configuration(name) == own
-        assert "export" not in own
 
 
 def test_what_is_measured_is_left_out() -> None:

@@ -17,10 +17,8 @@ from looped import looped
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.files.calibrations import save_calibration
-from treeopt.files.policies import save_policy
 from treeopt.files.trees import load_tree, save_tree
 from treeopt.optimize.tree_builder import build_tree
-from treeopt.policy import PolicyExpected, TreePolicy
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_tree, load_buffers
 
@@ -73,31 +71,6 @@ def test_tree_is_shown_with_what_is_expected(built: Tree) -> None:
     assert (data["kind"], data["nodes"], data["leaves"]) == ("static", 12, len(built.leaves))
     assert data["source"] == built.source
     assert data["replay"] is None
-
-
-def test_tree_without_figures_says_so() -> None:
-    """A published tree has no figures, and the line says what gives some."""
-    assert "expected     not in the file; --calibration FILE replays traces" in treeopt("show", "mc_sim_7b_63").stdout
-    assert treeopt_json("show", "mc_sim_7b_63")["expected_tokens_per_step"] is None
-
-
-def test_policy_is_shown() -> None:
-    """A policy that was written by hand is shown: nodes, depth, drafter, sizes with their costs, expected figures."""
-    figures = PolicyExpected(replay=2.5, estimated=2.75, nodes=3.25)
-    save_policy(TreePolicy(4, 3, "d1", ((2, 1.5), (4, 1.75)), figures), "p.yaml")
-    text = treeopt("show", "p.yaml").stdout
-    assert text == (
-        "a tree for each step: at most the 4 most likely nodes (root counted), 3 drafts deep\n"
-        "drafter      d1; its estimates choose the nodes\n"
-        "expected tokens per step, root counted:\n"
-        "  2.7500     estimated: by the drafter, on the same texts\n"
-        "  2.5000     replay: a decoder on the calibration's texts\n"
-        "mean size    3.2 nodes per step\n"
-        "a step takes the size with the greatest estimated tokens - cost:\n"
-        "nodes\tcost in tokens\n2\t1.5000\n4\t1.7500\n"
-    )
-    data = treeopt_json("show", "p.yaml")
-    assert (data["kind"], data["sizes"], data["size_cost"]) == ("dynamic", [2, 4], [[2, 1.5], [4, 1.75]])
 
 
 @pytest.mark.usefixtures("built")

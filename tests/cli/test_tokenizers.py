@@ -113,10 +113,3 @@ def test_heads_of_another_vocabulary(name: str) -> None:
     """Heads with LM heads of another size are E212."""
     save_heads(random_heads(tiny_base("llama", vocab_size=59), 2), Path("heads"), base="base", overwrite=True)
     refused(COMMANDS[name], "E212", "vocabulary 59, the base has 61")
-
-
-def test_another_tokenizer_of_the_same_size() -> None:
-    """A base's own tokenizer cannot be compared with anything: texts are then of other words, and no error comes."""
-    edit("base", swapped)
-    Path("prompts.jsonl").write_text('{"text": "w9 w10"}\n{"text": "w11 w12"}\n')
-    treeopt("calibrate", "--heads", "heads", "--model", "base", *MANY, *OUT, "--device", "cpu")

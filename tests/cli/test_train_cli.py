@@ -306,13 +306,6 @@ def test_stage_two_prints_the_base(chat: str) -> None:
     assert "heads was trained with an adapter of its base, which is not used (--adapter)" in warned.stderr
 
 
-def test_stage_two_warns_of_experts(chat: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The share of the weights that are in experts is a warning, since experts have no adapter."""
-    monkeypatch.setattr("treeopt.train.lora.adapter_shares", lambda _base: (0.1567, 0.8118))
-    line = (*STAGE_TWO, "--model", chat, *TINY[:2], "--steps", "1", "-o", "heads")
-    assert treeopt_json(*line)["warnings"] == ["experts have 81.2% of the weights, and get no adapter"]
-
-
 def test_adapter_mismatch(chat: str) -> None:
     """The adapter of another base, and with other heads, is E214."""
     treeopt(*STAGE_TWO, "--model", chat, *TINY[:2], "--steps", "1", "-o", "heads")
@@ -424,7 +417,7 @@ def test_room_for_merged_weights_is_checked_first(chat: str, monkeypatch: pytest
     assert Path("disk/merged/model.safetensors").stat().st_size >= needed
 
 
-@pytest.mark.parametrize(
+@looped(
     ("error", "status"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), 4),

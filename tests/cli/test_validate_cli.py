@@ -233,17 +233,6 @@ def test_thresholds_exit_6_after_the_report(validate: Callable[..., Result]) -> 
     assert "E505" not in validate("--min-tokens-per-step", "1.01", "--min-speedup", "0.001").stderr
 
 
-def test_speedup_that_was_not_timed_is_below_any(validate: Callable[..., Result]) -> None:
-    """One token a text times nothing."""
-    assert "no speedup was measured" in validate("--max-new-tokens", "1", "--min-speedup", "0.1", status=6).stderr
-
-
-@pytest.mark.usefixtures("wrong_decoder")
-def test_not_lossless_comes_before_a_threshold(validate: Callable[..., Result]) -> None:
-    """A wrong decoder's speed is not the news."""
-    validate("--min-speedup", "1000", status=5)
-
-
 @looped(("skip", "noted"), [("0", True), ("2", False)])
 def test_prompts_of_the_calibration_are_noted(skip: str, noted: bool) -> None:
     """Texts that the tree was built from are named as such; those after them are not."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_scorer import Candidates, Nodes, Scorer, Step
+from looped import looped
 from naive_draft import Table, empty_table, naive_cache, naive_votes
 
 from treeopt.drafter import CACHE_LENGTHS, Drafter, Level
@@ -86,7 +87,7 @@ ESTIMATES: dict[str, tuple[list[int], list[int], int, int, float]] = {
 }
 
 
-@pytest.mark.parametrize("case", ESTIMATES)
+@looped("case", ESTIMATES)
 def test_estimates_by_hand(case: str) -> None:
     """P_n by the recursion, the number of lengths found, and the same by the naive search."""
     text, path, count, token, wanted = ESTIMATES[case]
@@ -105,7 +106,7 @@ NO_PLACES: dict[str, tuple[list[int], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("case", NO_PLACES)
+@looped("case", NO_PLACES)
 def test_no_places_leave_the_table_alone(case: str) -> None:
     """Without a place the term is 0, and no length is found."""
     text, path = NO_PLACES[case]
@@ -115,14 +116,7 @@ def test_no_places_leave_the_table_alone(case: str) -> None:
     assert [naive_votes(text, path, length) for length in CACHE_LENGTHS] == [[]] * len(CACHE_LENGTHS)
 
 
-def test_lengths_found() -> None:
-    """A context of n tokens that occurred before finds the lengths up to n: 5 tokens those of 4, 7 those of 6."""
-    for length in range(1, 13):
-        text = [*range(length), FOREIGN, *range(length)]
-        assert features_of(drafter_of(), [text]).found.tolist() == [sum(n <= length for n in CACHE_LENGTHS)]
-
-
-@pytest.mark.parametrize("count", range(1, len(CACHE_LENGTHS) + 1))
+@looped("count", range(1, len(CACHE_LENGTHS) + 1))
 def test_the_weight_is_that_of_the_longest_length(count: int) -> None:
     """One weight for each longest length found; the term is that weight times the log-ratio."""
     weights = tuple(float(10**n) for n in range(len(CACHE_LENGTHS)))
@@ -132,15 +126,6 @@ def test_the_weight_is_that_of_the_longest_length(count: int) -> None:
     found, children = features_of(drafter, [text]), candidates_of(drafter, [text])
     assert children.tokens[0, 0] == FOREIGN
     assert children.scores[0, 0] == pytest.approx(weights[count - 1] * by_token(found, found.cache)[FOREIGN], rel=1e-5)
-
-
-@pytest.mark.parametrize("prior", [0.5, 1.0, 4.0])
-def test_the_prior_counts_as_votes(prior: float) -> None:
-    """One vote of one place: (1 + prior P_0) / (1 + prior); what has no vote gets prior P_0 / (1 + prior)."""
-    found = features_of(drafter_of(prior=prior), [[7, 8, 7]])
-    ratios = by_token(found, found.cache)
-    assert ratios[8] == pytest.approx(math.log((1 / FIRST + prior) / (1 + prior)), rel=1e-5)
-    assert ratios[0] == pytest.approx(math.log(prior / (1 + prior)), rel=1e-5)
 
 
 def test_window_ends_the_places() -> None:
@@ -167,14 +152,6 @@ def test_voted_order_by_hand() -> None:
     assert num_candidates(drafter_of(voted=3)) == 1 + 1 + 3
 
 
-def test_voted_of_each_row_and_node() -> None:
-    """Rows with and without votes beside each other keep their own."""
-    rows = [[9, 3, 9], [5, 6, 7], [9, 4, 9, 4, 1, 9]]
-    found = features_of(drafter_of(voted=2), rows)
-    assert [list(by_token(found, found.cache, row)) for row in range(3)] == [[0, 3], [0, 7], [0, 4]]
-    assert found.found.tolist() == [1, 0, 1]
-
-
 def test_an_empty_table_gives_the_frequencies_of_the_text() -> None:
     """U is uniform; the row of every context is the text's most frequent tokens, of each row its own."""
     _, record = empty_table(VOCAB)
@@ -190,16 +167,6 @@ def test_an_empty_table_gives_the_frequencies_of_the_text() -> None:
     second = by_token(found, found.prior + found.ratios, 1)
     assert second == pytest.approx({t: math.log(((t == 8) + 2 / VOCAB) / 3) for t in second}, abs=2e-3)
     assert found.prior[0].tolist() == pytest.approx([-math.log(VOCAB)] * found.prior.shape[1], abs=2e-3)
-
-
-def test_an_empty_table_counts_the_text_not_the_path() -> None:
-    """The frequencies are those up to the root, at every depth."""
-    _, record = empty_table(VOCAB)
-    drafter = drafter_of(table=record)
-    at_root, below = (features_of(drafter, [[3, 3, 5]], path) for path in ([], [7, 7, 7]))
-    width = record.tokens.shape[1]
-    assert at_root.tokens[:, :width].tolist() == below.tokens[:, :width].tolist()
-    assert at_root.ratios[:, :width].tolist() == below.ratios[:, :width].tolist()
 
 
 def test_levels_of_the_lm_head() -> None:

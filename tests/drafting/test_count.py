@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from drafters import answered, learned, planted, prompts_of
+from looped import looped
 from tiny import chat_base, cycle_heads, tiny_base
 
 from treeopt.calibrate.job import CalibrationOptions
@@ -21,7 +22,7 @@ from treeopt.models.base import Base
 from treeopt.models.head_files import LoadedHeads
 from treeopt.ngram_table import NgramTable
 from treeopt.runs.work import Chunk, pack_rows
-from treeopt.texts.answers import AnswerOptions, Drawn, answer_all, continue_texts
+from treeopt.texts.answers import AnswerOptions, answer_all, continue_texts
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.hidden_states import hidden_states
 from treeopt.texts.prompts import Prompt, PromptSet
@@ -89,8 +90,8 @@ def test_choices_after_every_token() -> None:
     assert choices_in(base, rows[1:2]) == [[]]
 
 
-@pytest.mark.parametrize("greedy", [False, True])
-@pytest.mark.parametrize("temperature", [0.0, 2.0])
+@looped("greedy", [False, True])
+@looped("temperature", [0.0, 2.0])
 def test_counts_are_those_of_a_second_pass(greedy: bool, temperature: float) -> None:
     """Greedy answers are counted exactly without a forward; others only with one."""
     base = ending()
@@ -99,7 +100,7 @@ def test_counts_are_those_of_a_second_pass(greedy: bool, temperature: float) -> 
     assert same(everything(base, texts, greedy=greedy), counts_of(base, texts)) == (temperature == 0 or not greedy)
 
 
-@pytest.mark.parametrize("tokens", [1, 50, 400])
+@looped("tokens", [1, 50, 400])
 def test_drawn_answers_are_counted_while_they_are_written(tokens: int) -> None:
     """The recorded choices of every answer, the cut one among them, are counted as by a second pass."""
     base = ending()
@@ -112,21 +113,8 @@ def test_drawn_answers_are_counted_while_they_are_written(tokens: int) -> None:
     assert counts.unigram.sum() == sum(len(one.text.answer) for one in drawn)
 
 
-def test_contexts_reach_back_into_the_prompt() -> None:
-    """Prompts of all lengths around the longest context, and an answer of one token."""
-    for length in range(1, 8):
-        text = Text("a", list(range(length)), [20, 21])
-        for cut in (1, 2):
-            one = Drawn(Text("a", text.prompt, text.answer[:cut]), [30, 31][:cut])
-            counts, expected = NgramCounts(61), NgramCounts(61)
-            count_drawn(counts, one)
-            whole = [*text.prompt, 20][: length + cut - 1]
-            expected.add(whole, [0] * (length - 1) + one.choices, first=length - 1)
-            assert same(counts, expected)
-
-
-@pytest.mark.parametrize("tokens", [1, 300])
-@pytest.mark.parametrize("sampled", [False, True])
+@looped("tokens", [1, 300])
+@looped("sampled", [False, True])
 def test_a_drafter_is_that_of_two_passes(tokens: int, sampled: bool) -> None:
     """Learned from greedy answers or from others: the tables of the drafter and of its folds, exactly."""
     base, heads = planted()
@@ -141,13 +129,13 @@ def test_a_drafter_is_that_of_two_passes(tokens: int, sampled: bool) -> None:
         assert same_table(drafter.ngram_table, counts_of(base, kept, more).table())
 
 
-@pytest.mark.parametrize(("given", "greedy"), [({}, True), ({"temperature": 0.5}, False), ({"responses": True}, False)])
+@looped(("given", "greedy"), [({}, True), ({"temperature": 0.5}, False), ({"responses": True}, False)])
 def test_answers_that_are_greedy(given: dict[str, float], greedy: bool) -> None:
     """Answers that were sampled, or are given, are not the model's choices."""
     assert CalibrationOptions(**given).greedy is greedy  # type: ignore[arg-type]  # fields by name
 
 
-@pytest.mark.parametrize("given", [{"responses": True}, {"temperature": 3.0}, {}])
+@looped("given", [{"responses": True}, {"temperature": 3.0}, {}])
 def test_a_calibration_learns_the_models_choices(given: dict[str, float]) -> None:
     """Answers that are given, sampled or greedy: the model's choices after them are counted, not always the answers."""
     base = chat_base(disturbed=0.1)
@@ -201,7 +189,7 @@ def test_only_distinct_prompts_go_through_the_model(monkeypatch: pytest.MonkeyPa
     assert same(everything(base, texts, greedy=True), counts_of(base, texts))
 
 
-@pytest.mark.parametrize(("greedy", "note", "total"), [(True, "prompts counted", 7), (False, "texts counted", 9)])
+@looped(("greedy", "note", "total"), [(True, "prompts counted", 7), (False, "texts counted", 9)])
 def test_progress_counts_what_goes_through_the_model(greedy: bool, note: str, total: int) -> None:
     """From 0, batch by batch, to the number of distinct prompts or of texts."""
     base = ending()

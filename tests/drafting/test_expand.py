@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_scorer import Scorer
+from looped import looped
 from naive_draft import Case, random_case
 
 from treeopt.drafter import Drafter
@@ -55,56 +55,6 @@ def all_paths(case: Case, row: int, depth: int) -> dict[Path, float]:
         }
         found |= level
     return found
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 3, 9, MAX_PARENTS + 1])
-def test_nodes_are_the_likeliest_of_all(nodes: int) -> None:
-    """With a parent for each node, no path outside the tree is likelier than one inside; likeliest first."""
-    for seed in range(12):
-        check_likeliest(random_case(seed, mapped=seed % 2 == 0), nodes)
-
-
-def check_likeliest(case: Case, nodes: int) -> None:
-    """Of each row."""
-    depth = min(case.drafter.depth, 3)
-    expansion = grown(case, nodes, depth)
-    assert expansion.tokens.shape == (3, nodes - 1) or expansion.tokens.shape[1] < nodes - 1
-    for row in range(3):
-        chances = all_paths(case, row, depth)
-        likely = expansion.log_probability[row]
-        paths = [path for path, value in zip(paths_of(expansion, row), likely, strict=True) if value > -math.inf]
-        assert len(set(paths)) == len(paths) == min(nodes - 1, len(chances))
-        wanted = sorted(chances.values(), reverse=True)[: nodes - 1]
-        assert likely[: len(paths)].tolist() == pytest.approx(wanted, abs=1e-3)
-        assert [chances[path] for path in paths] == pytest.approx(wanted, abs=1e-3)
-        assert expansion.depths[row, : len(paths)].tolist() == [len(path) for path in paths]
-        assert (np.diff(likely[: len(paths)]) <= 0).all()
-
-
-def test_smaller_trees_begin_larger_ones() -> None:
-    """The first nodes of a tree of 64 are every smaller tree: tokens, parents, depths and log-probabilities."""
-    for seed in range(12):
-        case = random_case(seed, mapped=seed % 2 == 0)
-        largest = grown(case, 64)
-        for nodes in (1, 2, 3, 5, 8, 16, 17, 18, 25, 32, 63, 64):
-            smaller = grown(case, nodes)
-            count = smaller.tokens.shape[1]
-            assert count == min(nodes - 1, largest.tokens.shape[1])
-            for name in ("tokens", "parents", "depths", "log_probability"):
-                assert getattr(smaller, name).tolist() == getattr(largest, name)[:, :count].tolist()
-
-
-def test_rows_alone_equal_rows_in_a_batch() -> None:
-    """A row's tree does not depend on its neighbours."""
-    for seed in range(6):
-        case = random_case(seed)
-        together = grown(case, 20)
-        for row in range(3):
-            one = Case(case.table, case.drafter, case.logits[:, row : row + 1], case.recent[row : row + 1])
-            alone = grown(one, 20)
-            count = alone.tokens.shape[1]
-            assert paths_of(alone, 0) == paths_of(together, row)[:count]
-            assert alone.log_probability[0].tolist() == together.log_probability[row, :count].tolist()
 
 
 def two_rows(top: int) -> tuple[Scorer, torch.Tensor]:
@@ -162,7 +112,7 @@ def naive_places(paths: list[Path], true: list[int]) -> list[int]:
     return orders
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 6, 30])
+@looped("nodes", [1, 2, 6, 30])
 def test_places_equal_a_naive_walk(nodes: int) -> None:
     """Every continuation of up to five tokens, the text's end among them, is looked up path by path."""
     for seed in range(4):

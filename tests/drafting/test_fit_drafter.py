@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from drafters import answered, learned, planted, prompts_of
+from looped import looped
 from numpy.typing import NDArray
 from tiny import tiny_base, walk
 
@@ -48,7 +49,7 @@ def naive_reached(fits: Sequence[tuple[LevelFit, Bools]]) -> int:
     return kept
 
 
-@pytest.mark.parametrize("seed", range(20))
+@looped("seed", range(20))
 def test_levels_that_a_chain_reaches(seed: int) -> None:
     """Random guesses at random positions, against a count position by position."""
     rng = np.random.default_rng(seed)
@@ -66,7 +67,7 @@ REACHED: dict[str, tuple[list[list[int]], int]] = {  # of each level the range o
 }
 
 
-@pytest.mark.parametrize("case", REACHED)
+@looped("case", REACHED)
 def test_levels_by_hand(case: str) -> None:
     """A level counts where all guesses down to it are right."""
     levels, wanted = REACHED[case]
@@ -119,8 +120,8 @@ def losses(base: Base, texts: Sequence[Text], priors: Sequence[float]) -> list[f
     ]
 
 
-@pytest.mark.parametrize("kind", ["periodic", "noisy"])
-@pytest.mark.parametrize("priors", [CACHE_PRIORS, (300.0, 0.01, 1.0)])
+@looped("kind", ["periodic", "noisy"])
+@looped("priors", [CACHE_PRIORS, (300.0, 0.01, 1.0)])
 def test_the_prior_with_the_least_loss_is_chosen(
     kind: str, priors: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +204,7 @@ def test_positions_are_a_share_of_long_texts(monkeypatch: pytest.MonkeyPatch) ->
     assert sum(len(states) for _, _, states in sample_of(tiny_base("llama"), noisy(8)).positions) == 608
 
 
-@pytest.mark.parametrize(("depth", "levels"), [(2, 2), (5, 3)])
+@looped(("depth", "levels"), [(2, 2), (5, 3)])
 def test_the_prior_is_chosen_by_three_levels_at_most(depth: int, levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By all levels of a drafter that has fewer."""
     base, fits = tiny_base("llama", 1), FitSample.fits

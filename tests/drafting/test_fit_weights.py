@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_scorer import Scorer
+from looped import looped
 from naive_draft import SOURCES, naive_mapped, random_case
 from numpy.typing import NDArray
 
@@ -144,7 +145,7 @@ def test_what_the_text_is_silent_about_stays() -> None:
     assert level.ngram == pytest.approx(0.5, abs=0.1)
 
 
-@pytest.mark.parametrize("hits", ["all", "none"])
+@looped("hits", ["all", "none"])
 def test_one_sided_evidence_gives_a_level_that_drafters_accept(hits: str) -> None:
     """Where the first candidate is always right, or no candidate ever, weights are finite and maps ascend."""
     found = random_candidates(5, 400)
@@ -174,7 +175,7 @@ def naive_evidence(found: Features, true: Ints) -> tuple[list[list[list[float]]]
     return numbers, shut, hits
 
 
-@pytest.mark.parametrize("seed", range(3))
+@looped("seed", range(3))
 def test_evidence_equals_a_naive_loop(seed: int) -> None:
     """Matches of no, some and more than `MAX_MATCH` tokens, repeated candidates, and tokens that are not candidates."""
     found = random_candidates(seed, 60, longest=15)
@@ -186,8 +187,8 @@ def test_evidence_equals_a_naive_loop(seed: int) -> None:
     assert made.targets.tolist() == hits
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("seed", range(5))
+@looped("source", SOURCES)
+@looped("seed", range(5))
 def test_numbers_weigh_as_drafting_does(seed: int, source: str) -> None:
     """A drafter's scores are its numbers times the evidence: what is fitted is what is drafted by."""
     case = random_case(seed, source=source)
@@ -214,7 +215,7 @@ def log_odds(chance: float) -> float:
     return math.log(chance / (1 - chance))
 
 
-@pytest.mark.parametrize("slope", [0.5, 1.0, 1.6])
+@looped("slope", [0.5, 1.0, 1.6])
 def test_odds_of_a_known_curve_come_back(slope: float) -> None:
     """Where true log-odds are a multiple of the estimated ones, the map gives the true chances."""
     rng = np.random.default_rng(int(10 * slope))
@@ -265,7 +266,7 @@ def test_certain_estimates_count_as_one() -> None:
     assert accepted(odds)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@looped("seed", range(5))
 def test_order_of_equal_estimates_does_not_matter(seed: int) -> None:
     """Candidates with the same estimate share their hits, in any order."""
     rng = np.random.default_rng(seed)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from helpers import random_tree
 from kernel_scorer import Scorer
+from looped import looped
 from naive_draft import SOURCES, Case, bounds, naive_growth, random_case
 
 from treeopt.defaults import STEP_SIZES
@@ -59,7 +60,7 @@ def check_growth(case: Case, nodes: int) -> None:
             assert values == pytest.approx([values[0]] * 2, abs=NEAR) or min(values) == -np.inf
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@looped("source", SOURCES)
 def test_likeliest_nodes_are_the_naive_ones(source: str) -> None:
     """Of every source, with few nodes and with more than a level may have parents."""
     for seed in range(SEEDS):
@@ -90,7 +91,7 @@ def check_filled(case: Case, seed: int) -> None:
                 assert low <= path[-1] <= high
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@looped("source", SOURCES)
 def test_filled_trees_are_the_naive_ones(source: str) -> None:
     """Every node of random trees."""
     for seed in range(SEEDS):
@@ -188,7 +189,7 @@ def test_selected_rows_keep_their_texts() -> None:
     assert session.expand(20, 2).tokens.tolist() == fresh.expand(20, 2).tokens.tolist()
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@looped("source", SOURCES)
 def test_growth_ends_where_no_size_can_pay(source: str) -> None:
     """The chosen size is the one that all sizes' estimates give, though the largest trees are not grown."""
     for seed in range(SEEDS):
@@ -210,7 +211,7 @@ def check_sizes(seed: int, source: str) -> None:
     assert drafts.tokens.shape[1] == min(sizes[int(np.argmax(gain))], len(total))
 
 
-@pytest.mark.parametrize("source", ["heads", "voted", "lm head"])
+@looped("source", ["heads", "voted", "lm head"])
 def test_log_probabilities_that_are_not_numbers_are_refused(source: str) -> None:
     """One NaN among the logits of the last row of three is E504, whatever gave the logits; -inf is no fault."""
     case = random_case(3, rows=3, source=source)
@@ -226,7 +227,7 @@ def test_log_probabilities_that_are_not_numbers_are_refused(source: str) -> None
             begun(replace(case, logits=logits))
 
 
-@pytest.mark.parametrize("token", [-1, 99])
+@looped("token", [-1, 99])
 def test_tokens_outside_the_vocabulary_are_refused(token: int) -> None:
     """The kernel reads memory by tokens, and does not check them."""
     session = begun(random_case(1))
@@ -245,7 +246,7 @@ print(double(21), [str(one) for one in compiled._folders() if compiled._writable
 """
 
 
-@pytest.mark.parametrize("place", ["cache", "nowhere"])
+@looped("place", ["cache", "nowhere"])
 def test_cache_folder_where_site_packages_is_read_only(tmp_path: Path, place: str) -> None:
     """The user's cache takes the machine code; where nothing can be written it is compiled for the process."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "NUMBA_CACHE_DIR": ""}
@@ -266,7 +267,7 @@ def test_numba_is_imported_only_to_draft() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-@pytest.mark.parametrize(("place", "machine_code", "words"), [
+@looped(("place", "machine_code", "words"), [
     ("here", False, "compiling the drafting kernel, once;"),
     (None, False, "compiling the drafting kernel, at every start, as no folder can be written;"),
     ("here", True, ""),

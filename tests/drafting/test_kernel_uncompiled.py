@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from looped import looped
 from naive_draft import SOURCES, Case, bounds, random_case
 
 from treeopt.drafter import Drafter
@@ -74,7 +75,7 @@ def _as_compiled() -> Iterator[None]:
 EACH = [(seed, source) for seed in range(2) for source in SOURCES]
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@looped("source", SOURCES)
 def test_cases_of_every_source(source: str, kernel: SimpleNamespace) -> None:
     """Candidates, filled trees, sizes, trees of the likeliest nodes and sources against the naive drafter."""
     for seed in range(2):
@@ -89,7 +90,7 @@ def test_cases_of_every_source(source: str, kernel: SimpleNamespace) -> None:
     kernel.test_kernel.check_sizes(0, source)
 
 
-@pytest.mark.parametrize("name", [
+@looped("name", [
     "test_scores.test_latest_longest_match_by_hand",
     "test_scores.test_weight_of_a_match_is_that_of_its_length",
     "test_scores.test_backs_off_to_the_longest_stored_context",
@@ -118,7 +119,7 @@ def begun(kernel: SimpleNamespace, case: Case) -> Any:
     )
 
 
-@pytest.mark.parametrize(("seed", "source"), EACH)
+@looped(("seed", "source"), EACH)
 def test_traces_are_the_naive_ones(seed: int, source: str, kernel: SimpleNamespace) -> None:
     """Rank of the true token, chance of the best candidate, and the best three candidates, at every level."""
     case = random_case(seed, source=source, mapped=seed == 1)
@@ -153,7 +154,7 @@ def test_traces_beyond_the_end_follow_token_0(kernel: SimpleNamespace) -> None:
     assert ended.tolist() == zeros.tolist()
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@looped("depth", [0, 1])
 def test_ranked_nodes_are_the_naive_ones(depth: int, kernel: SimpleNamespace) -> None:
     """Two nodes of a row with logits of their own: their candidates, the best first; beyond these token 0 and -inf."""
     case = random_case(4, rows=1, source="lm head")
@@ -211,7 +212,7 @@ def test_likeliest_votes_by_hand(kernel: SimpleNamespace) -> None:
         assert work.likeliest[:count].tolist() == wanted
 
 
-@pytest.mark.parametrize(("text", "width", "wanted"), [
+@looped(("text", "width", "wanted"), [
     ([3, 1, 3, 0, 2], 2, [3, 0]),  # once each: 0 before 1 and 2
     ([2, 2, 0], 3, [2, 0, 1]),  # then an id that is not in the text
     ([5, 4, 3, 2, 1, 0], 1, [0]),
@@ -271,7 +272,7 @@ def test_filled_trees_by_hand(kernel: SimpleNamespace) -> None:
         assert (found.void if found.void is None else found.void.tolist()) == void
 
 
-@pytest.mark.parametrize(("costs", "chance", "worth"), [
+@looped(("costs", "chance", "worth"), [
     ((0.0, 0.4, 2.0), 0.2, True),  # two more nodes give 0.4 and cost 0.4: equal up to rounding
     ((0.0, 0.4, 2.0), 0.19, False),
     ((0.0, 9.0, 2.0), 0.3, False),  # six more nodes give 1.8
@@ -285,7 +286,7 @@ def test_growth_that_can_pay_by_hand(
     assert kernel.trees._worth(sizes, 1, 1.5, 1.5, chance) is worth
 
 
-@pytest.mark.parametrize(("rows", "threads", "parts"), [
+@looped(("rows", "threads", "parts"), [
     ([5, 1, 6], 4, [(0, 5), (5, 6), (6, 12)]),  # of the places 0, 3, 6 and 9 the next beginnings of texts
     ([1, 1, 1, 1, 1, 1, 1], 2, [(0, 3), (3, 7)]),
     ([1, 1, 1, 1, 1, 1, 1], 1, [(0, 7)]),

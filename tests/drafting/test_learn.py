@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from drafters import answered, learned, planted, prompts_of
+from looped import looped
 from tiny import chat_base, cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.calibrate.pipeline import run_calibration
@@ -91,7 +92,7 @@ def test_without_tokens_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
         assert any(any(level.cache) for level in found.drafter.levels)
 
 
-@pytest.mark.parametrize("levels", [1, 2, 5])
+@looped("levels", [1, 2, 5])
 def test_without_heads(levels: int) -> None:
     """A drafter without heads reads the LM head in its first levels, and has no more levels than asked for."""
     base, _ = planted()
@@ -110,7 +111,7 @@ def test_nothing_to_draft_by_is_refused() -> None:
         learned(base, None, answered(base, prompts_of(1, 4), 5), ngram=False)
 
 
-@pytest.mark.parametrize("wrong", [
+@looped("wrong", [
     {"tokens": -1}, {"levels": 0}, {"levels": MAX_DEPTH + 1}, {"top": 0}, {"window": CONTEXT - 1}, {"window": -1},
     {"window": MAX_WINDOW + 1}, {"seed": -1}, {"temperature": -0.1}, {"temperature": math.nan},
 ])  # fmt: skip
@@ -163,10 +164,8 @@ def test_folds_keep_dialogues_and_equal_prompts_together() -> None:
     assert list(folds) == [text.prompt_id for text in texts]
 
 
-@pytest.mark.parametrize(
-    ("prompts", "new", "tokens"), [(1, 20, 0), (1, 1, 400), (3, 1, 0), (2, 5, 100_000), (1, 2, 50)]
-)
-@pytest.mark.parametrize("num_heads", [1, 3])
+@looped(("prompts", "new", "tokens"), [(1, 20, 0), (1, 1, 400), (3, 1, 0), (2, 5, 100_000), (1, 2, 50)])
+@looped("num_heads", [1, 3])
 def test_little_text(prompts: int, new: int, tokens: int, num_heads: int) -> None:
     """One prompt, answers of one token, no drawn text, and drawing without end all give a drafter."""
     base = cycle_base()
@@ -215,7 +214,7 @@ def test_equal_seeds_give_equal_drafters() -> None:
     assert made(1) != made(2)
 
 
-@pytest.mark.parametrize("ngram", [False, True])
+@looped("ngram", [False, True])
 def test_run_calibration_learns_across_turns(ngram: bool) -> None:
     """Dialogues of several turns are learned from and traced; every trace names the drafter."""
     base = chat_base(disturbed=0.1)
@@ -238,6 +237,7 @@ def test_run_calibration_learns_across_turns(ngram: bool) -> None:
     assert run.heads == 2
 
 
+@pytest.mark.slow
 def test_pocket_learns() -> None:
     """On the built-in model, heads+ngram has better top-1 guesses than the heads, on texts left out."""
     base, loaded = load_pair("pocket", None, dtype="float32", device="cpu")

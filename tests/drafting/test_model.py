@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from looped import looped
 from naive_draft import Table, bounds, naive_mapped, naive_of, random_drafter
 from tiny import tiny_base
 
@@ -92,8 +93,8 @@ def world(seed: int, source: str) -> World:
     return World(base, draft, table, drafter, texts)
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("seed", range(SEEDS))
+@looped("source", SOURCES)
+@looped("seed", range(SEEDS))
 def test_ranks_are_the_naive_ones(seed: int, source: str) -> None:
     """Every position and level of every text."""
     made = world(seed, source)
@@ -137,7 +138,7 @@ def paths_of(tree: Expansion, row: int) -> dict[tuple[int, ...], float]:
     return dict(zip(paths[1:], tree.log_probability[row].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@looped("source", SOURCES)
 def test_a_session_that_decodes_traces_too(source: str) -> None:
     """Ranks and terms after given tokens are those of tracing, before and after a tree was grown."""
     made = world(4, source)
@@ -159,8 +160,8 @@ def test_a_session_that_decodes_traces_too(source: str) -> None:
     np.testing.assert_allclose(tree.log_probability, tracing.expand(9, 3).log_probability, atol=1e-3)
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("nodes", [3, 60])
+@looped("source", SOURCES)
+@looped("nodes", [3, 60])
 def test_the_likeliest_nodes(source: str, nodes: int) -> None:
     """Each row's tree has the likeliest nodes, in decoding and, at every position of a text, in tracing."""
     made = world(5, source)
@@ -187,7 +188,7 @@ def test_the_likeliest_nodes(source: str, nodes: int) -> None:
             assert {path for chance, path in oracle if chance > least} <= set(found)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@looped("source", SOURCES)
 def test_filled_trees(source: str) -> None:
     """A static tree holds the naive candidates by rank, step after step; ranks without a candidate are void."""
     made = world(7, source)
@@ -224,7 +225,7 @@ def made_path(tree: Tree, path: tuple[int, ...]) -> int:
     return [(), *tree.paths].index(path)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@looped("source", SOURCES)
 def test_sizes_by_cost(source: str) -> None:
     """Of several sizes each row takes the one with the most estimated tokens less its cost."""
     made = world(9, source)

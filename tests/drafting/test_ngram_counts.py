@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looped import looped
 from naive_draft import CONTEXT, naive_key
 
 import treeopt.drafting.count as module
@@ -96,8 +97,8 @@ def rounding(value: float) -> float:
     return abs(value) * 2.0**-11 + 1e-5
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 8, 40])
-@pytest.mark.parametrize("seed", range(2))
+@looped("vocab", [1, 2, 8, 40])
+@looped("seed", range(2))
 def test_probabilities_equal_the_recursion(vocab: int, seed: int) -> None:
     """Every seen context is stored, and every token's probability after it is as counted in dicts."""
     texts = random_texts(seed, vocab)
@@ -126,7 +127,7 @@ def test_one_text_by_hand() -> None:
     assert math.exp(float(table.backoff[row])) == pytest.approx(0.25, rel=1e-3)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@looped("seed", range(4))
 def test_rows_hold_the_likeliest_of_different_tokens(seed: int) -> None:
     """Of a context's own commonest and the shorter context's row, each row keeps the likeliest, in their order."""
     vocab, width = 30, 5
@@ -182,39 +183,10 @@ def test_pieces_are_joined_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert same(counted(texts, 8).table(row=4), whole)
 
 
-def test_many_short_texts_are_joined_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The arrays of a text of one token take memory as well: ten texts of one token are a piece of 400."""
-    joined: list[int] = []
-    whole = NgramCounts.joined
-    monkeypatch.setattr(module, "_PIECE", 400)
-    monkeypatch.setattr(NgramCounts, "joined", lambda counts: joined.append(int(counts.unigram.sum())) or whole(counts))
-    counts = NgramCounts(8)
-    for _ in range(25):
-        counts.add([1], [2])
-    assert joined == [10, 20]
-
-
-def test_merged_leaves_its_parts_alone() -> None:
-    """Parts go on counting by themselves."""
-    one, two = counted(random_texts(0, 8), 8), counted(random_texts(1, 8), 8)
-    before = one.table(), two.table()
-    both = one.merged([two])
-    both.add([1, 2, 3], [2, 3, 4])
-    assert same(one.table(), before[0])
-    assert same(two.table(), before[1])
-    assert both.unigram.sum() == one.unigram.sum() + two.unigram.sum() + 3
-
-
 def test_merged_needs_one_vocabulary() -> None:
     """Counts of another vocabulary are not spread over this one."""
     with pytest.raises(AssertionError):
         NgramCounts(8).merged([NgramCounts(1)])
-
-
-def test_contexts_do_not_reach_into_the_text_before() -> None:
-    """Two texts are not one: no context spans both."""
-    apart = counted([([1, 2], [2, 3]), ([4], [5])], 8).table()
-    assert set(apart.keys.tolist()) == {naive_key((1,)), naive_key((2,)), naive_key((1, 2)), naive_key((4,))}
 
 
 def test_successor_may_differ_from_the_text() -> None:
@@ -224,7 +196,7 @@ def test_successor_may_differ_from_the_text() -> None:
     assert [int(table.tokens[places[c], 0]) for c in [(1,), (2,), (1, 2)]] == [7, 6, 6]
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 8, 512, 150_000])
+@looped("vocab", [1, 2, 8, 512, 150_000])
 def test_no_text_at_all(vocab: int) -> None:
     """The table of nothing has one row, and every token is as frequent as another."""
     for counts in (NgramCounts(vocab), counted([([], [])], vocab), NgramCounts(vocab).merged([])):
@@ -236,7 +208,7 @@ def test_no_text_at_all(vocab: int) -> None:
         assert not table.backoff.any()
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 512])
+@looped("vocab", [1, 2, 512])
 def test_one_token_ever_seen(vocab: int) -> None:
     """Where one token is all that came, it is the likeliest everywhere."""
     table = counted([([0] * 50, [0] * 50)], vocab).table()
@@ -253,8 +225,8 @@ def test_successor_outside_the_vocabulary_is_refused() -> None:
     assert counts.unigram.sum() == 0
 
 
-@pytest.mark.parametrize("limit", [0, 100, 400, 1000, 3000, 6000])
-@pytest.mark.parametrize("seed", range(2))
+@looped("limit", [0, 100, 400, 1000, 3000, 6000])
+@looped("seed", range(2))
 def test_prune_keeps_the_most_frequent(seed: int, limit: int) -> None:
     """As many contexts as fit; none that is dropped is more frequent, and what is kept can back off step by step."""
     vocab = 8
@@ -278,7 +250,7 @@ def test_prune_keeps_the_most_frequent(seed: int, limit: int) -> None:
             assert ratio_of(table, row, token) == pytest.approx(wanted, abs=rounding(wanted))
 
 
-@pytest.mark.parametrize("vocab", [512, 150_000])
+@looped("vocab", [512, 150_000])
 def test_large_tables_stay_within_their_bytes(vocab: int) -> None:
     """Texts of more contexts than fit, of small and large vocabularies."""
     rng = np.random.default_rng(vocab)
@@ -293,6 +265,7 @@ def test_large_tables_stay_within_their_bytes(vocab: int) -> None:
     assert (np.diff(likely, axis=1) < 0.05).all()  # float16 of numbers up to 20
 
 
+@pytest.mark.slow
 def test_default_limit_of_a_large_vocabulary() -> None:
     """More contexts than 64 MB hold, of 150,000 tokens, fill these and no more."""
     tokens = np.random.default_rng(0).integers(150_000, size=180_001)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from looped import looped
 from naive_draft import SOURCES, NaiveDrafter, Table, bounds, naive_of, random_drafter
 from tiny import random_heads, tiny_base
 
@@ -78,8 +79,8 @@ def naive_at(made: World, text: Text, place: int) -> NaiveDrafter:
     return naive_of(made.drafter, made.table, logits, recent)
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("seed", range(SEEDS))
+@looped("source", SOURCES)
+@looped("seed", range(SEEDS))
 def test_ranks_are_the_naive_ones(seed: int, source: str) -> None:
     """Every position and level of every text, in windows shorter and longer than it; beyond its end there is none."""
     made = world(seed, source)
@@ -106,7 +107,7 @@ def test_ranks_are_mostly_found() -> None:
     assert (counts[:3] > 20).all()
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@looped("source", SOURCES)
 def test_batches_of_texts_change_nothing(source: str) -> None:
     """A text's traces do not depend on the texts beside it."""
     made = world(2, source)
@@ -133,8 +134,8 @@ def with_garbage(made: World, text: Text, place: int, seed: int) -> Text:
     return replace(text, answer=[*text.answer[: place + 1], *after.tolist()])
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("window", WINDOWS)
+@looped("source", SOURCES)
+@looped("window", WINDOWS)
 def test_nothing_after_the_root_is_known(source: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Garbage after a root, and in other texts, changes neither candidates, ranks nor per-step trees at that place.
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from looped import looped
 from tiny import random_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
@@ -37,7 +38,7 @@ def record(heads: int = 0, **fields: Any) -> Drafter:
     return Drafter((Level(),) * 3, heads, 4, fields.pop("window", 5), TABLE, **fields)
 
 
-@pytest.mark.parametrize(("drafter", "window", "known", "name"), [
+@looped(("drafter", "window", "known", "name"), [
     (Drafter.heads_only(2, 3), 0, 3, "head"),
     (record(2), 5, 7, "head"),
     (record(2, top_logprobs=5), 5, 5, "head"),
@@ -74,7 +75,7 @@ def test_lm_head_runs_once_a_step() -> None:
     assert len(calls) == 1 + len(steps)
 
 
-@pytest.mark.parametrize(("family", "config"), [("gemma2", {"final_logit_softcapping": 0.5}), ("llama", {})])
+@looped(("family", "config"), [("gemma2", {"final_logit_softcapping": 0.5}), ("llama", {})])
 def test_logits_that_a_model_caps_are_not_those_of_the_lm_head(family: str, config: dict[str, float]) -> None:
     """Drafts are then those of the LM head's own outputs, as in tracing."""
     base = tiny_base(family, **config)
@@ -230,7 +231,7 @@ def test_compilation_is_announced_when_drafting_begins(monkeypatch: pytest.Monke
     assert calls == [1, 1]
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@looped("kept", [True, False])
 def test_machine_code_is_kept_where_a_folder_can_be_written(
     kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_scorer import Candidates, Nodes, Scorer, Step
+from looped import looped
 from naive_draft import SOURCES, Case, Table, naive_match, random_case, random_table
 from numpy.typing import NDArray
 
@@ -73,14 +74,14 @@ def check_against_naive(case: Case, seed: int) -> None:
             assert order == sorted(order)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@looped("source", SOURCES)
 def test_children_equal_the_naive_ones(source: str) -> None:
     """The same candidates, each once, with the same scores; equal scores in the order in which they were proposed."""
     for seed in range(SEEDS):
         check_against_naive(random_case(seed, source=source), seed)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@looped("source", SOURCES)
 def test_window_of_none_copies_nothing(source: str) -> None:
     """Without a window heads and n-gram table alone score; the last tokens are still the context."""
     for seed in range(4):
@@ -94,7 +95,7 @@ def test_window_without_table_is_the_root() -> None:
     assert Scorer(Drafter.heads_only(2, 3)).window == 1
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@looped("source", SOURCES)
 def test_equal_scores_keep_the_order_of_proposal(source: str) -> None:
     """Equal scores: the head's top, then the context's successors, the match, and the tokens voted for."""
     for seed in range(6):
@@ -110,7 +111,7 @@ def test_equal_scores_keep_the_order_of_proposal(source: str) -> None:
                 assert [token for token, _ in listed(children, node)] == case.naive(row).candidates(path)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@looped("source", SOURCES)
 def test_rows_and_nodes_alone_equal_those_in_a_batch(source: str) -> None:
     """Bit for bit, whatever goes through each operation together."""
     for seed in range(4):
@@ -265,7 +266,7 @@ def tied(seed: int, dtype: torch.dtype, vocab: int) -> torch.Tensor:
     return values[torch.randint(9, (2, 3, vocab), generator=generator)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@looped("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_heads_drafts_are_those_of_the_heads(dtype: torch.dtype) -> None:
     """Plain, with weights of zero, or by a uniform table of no text, the first drafts are `top_ids`, ties and all."""
     for vocab, seed in itertools.product((1, 2, 8, 300), range(4)):
@@ -305,7 +306,7 @@ def test_heads_scores_are_log_probabilities() -> None:
     assert model.drafter.levels[0].other_logit == NO_CHANCE
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@looped("source", SOURCES)
 def test_log_probability_equals_the_naive_one(source: str) -> None:
     """The softmax over candidates and other_logit, after the calibration map where there is one."""
     for seed, mapped in itertools.product(range(4), (False, True)):
@@ -336,7 +337,7 @@ def scored(scores: list[float], level: Level) -> NDArray[np.float64]:
     return likely.astype(np.float64)
 
 
-@pytest.mark.parametrize("other_logit", [-40.0, -1.0, 30.0, 200.0])
+@looped("other_logit", [-40.0, -1.0, 30.0, 200.0])
 def test_log_probability_adds_up_to_one(other_logit: float) -> None:
     """The probabilities of candidates and other tokens sum to one; no log is above 0."""
     scores = [3.0, 1.0, -2.0, -80.0, -math.inf]

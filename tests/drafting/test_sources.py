@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from drafters import planted, prompts_of
 from kernel_scorer import Scorer
+from looped import looped
 from naive_draft import Case, naive_match, random_case
 
 from treeopt.decode.decoder import TreeDecoder
@@ -30,7 +30,7 @@ def naive_sources(case: Case, row: int, path: list[int], token: int) -> dict[str
     return {name: tokens.index(token) for name, tokens in lists.items() if token in tokens}
 
 
-@pytest.mark.parametrize("source", ["heads", "voted", "no heads", "empty", "empty no heads"])
+@looped("source", ["heads", "voted", "no heads", "empty", "empty no heads"])
 def test_sources_are_those_of_the_lists(source: str) -> None:
     """Every token of a small vocabulary, at every level: names and places equal those of the naive lists."""
     for seed in range(3):

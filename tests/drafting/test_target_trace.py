@@ -7,6 +7,7 @@ import pytest
 import torch
 from drafters import answered, learned, planted, prompts_of
 from kernel_scorer import listed
+from looped import looped
 from tiny import VOCAB, random_heads, tiny_base
 
 from treeopt.decode.rules import Sample
@@ -47,7 +48,7 @@ def check_probabilities(base: Base, text: Text, traced: TextTraces, candidates: 
         np.testing.assert_allclose(found[i, level], wanted, **EXACT)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "qwen2-mixed"])
+@looped("family", ["llama", "gemma2", "gpt2", "qwen2-mixed"])
 def test_probabilities_of_heads_candidates(family: str) -> None:
     """Level h's candidates are head h's likeliest tokens; the probability is that after the true tokens before.
 
@@ -66,7 +67,7 @@ def test_probabilities_of_heads_candidates(family: str) -> None:
     check_probabilities(base, text, traced, order.transpose(1, 0, 2))
 
 
-@pytest.mark.parametrize("with_heads", [True, False])
+@looped("with_heads", [True, False])
 def test_probabilities_and_places_of_drafter_candidates(with_heads: bool) -> None:
     """With an n-gram table, candidates are those of a step after the true tokens, and places those in its tree."""
     base, heads = planted()
@@ -131,7 +132,7 @@ def test_probabilities_under_top_k_and_top_p() -> None:
     assert ((traced.target.probability > 0).sum(axis=2)[inside] <= 4).all()
 
 
-@pytest.mark.parametrize("piece", [1, 5])
+@looped("piece", [1, 5])
 def test_pieces_change_nothing(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few positions at a time have the candidates and places of all at once; five candidates fill five columns."""
     base, heads = planted()

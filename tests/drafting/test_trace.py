@@ -9,6 +9,7 @@ import pytest
 import torch
 from drafters import answered, learned, planted, prompts_of
 from kernel_scorer import listed
+from looped import looped
 from tiny import VOCAB
 
 from treeopt.defaults import STEP_SIZES
@@ -68,7 +69,7 @@ def test_ranks_position_by_position() -> None:
         np.testing.assert_allclose(traced.steps.expected_tokens[i], wanted, rtol=1e-5)
 
 
-@pytest.mark.parametrize("piece", [1, 3, 256])
+@looped("piece", [1, 3, 256])
 def test_pieces_change_nothing(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts traced together and a few positions at a time have the traces of one text alone."""
     base, heads = planted()

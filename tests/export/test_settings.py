@@ -106,18 +106,6 @@ def test_vllm_table_has_every_batch_once(calibration: Calibration, tmp_path: Pat
     assert "model" in found.underived
 
 
-def test_equal_lengths_are_one_range(calibration: Calibration, tmp_path: Path) -> None:
-    """Batches with one length are one entry."""
-    config = engine_settings("vllm", of_model(calibration, tmp_path), priced({1: 0.05, 2: 0.05, 8: 0.05})).settings
-    assert config["num_speculative_tokens_per_batch_size"] == [[1, 8, naive_best(calibration, 0.05)]]
-
-
-def test_table_begins_at_batch_1(calibration: Calibration, tmp_path: Path) -> None:
-    """vLLM refuses a table that begins later: batches below the smallest measured one have its length."""
-    config = engine_settings("vllm", of_model(calibration, tmp_path), priced({4: 0.05, 16: 3.0})).settings
-    assert config["num_speculative_tokens_per_batch_size"] == [[1, 4, naive_best(calibration, 0.05)], [5, 16, 0]]
-
-
 def test_vllm_with_one_batch_has_no_table(calibration: Calibration, tmp_path: Path) -> None:
     """One batch gives a length, and the table is named as not derived."""
     found = engine_settings("vllm", of_model(calibration, tmp_path), priced({1: 0.05}))
@@ -447,13 +435,3 @@ def test_promise_of_trees_and_stopped_chains_is_their_own_replay(stepwise: Calib
             assert promised(found, stepwise, drafts) is found.replay
     with pytest.raises(TreeoptError):
         promised(engine_settings("sglang", stepwise), stepwise, 2)
-
-
-def test_nothing_is_listed_beside_no_settings(calibration: Calibration, stepwise: Calibration) -> None:
-    """Where there is no setting, the reason is the only thing that is not derived."""
-    for engine, key in (("vllm", "num_speculative_tokens"), ("transformers", "num_assistant_tokens")):
-        assert list(engine_settings(engine, calibration).underived) == [key]
-    assert list(engine_settings("llamacpp", stepwise).underived) == ["--spec-draft-n-max"]
-    given = engine_settings("llamacpp", calibration, drafts=2)
-    assert list(given.underived) == ["--spec-draft-p-min"]
-    assert "default" in given.underived["--spec-draft-p-min"]

@@ -279,6 +279,7 @@ def test_parents_are_added_where_that_is_chosen(text: str, tmp_path: Path) -> No
             import_tree(tmp_path / "a.txt", add_parents=True)
 
 
+@pytest.mark.slow
 def test_added_parents_are_at_most_those_of_a_tree(tmp_path: Path) -> None:
     """A small file of long paths would be a tree of 380,000 nodes; one below the bound is read."""
     for paths, legal in ((3000, False), (300, True)):

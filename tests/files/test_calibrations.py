@@ -13,6 +13,7 @@ import helpers
 import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration, without_checksum
+from looped import looped
 from sampled_traces import sampled
 
 import treeopt
@@ -53,6 +54,7 @@ def refusal(path: Path) -> TreeoptError:
     return caught.value
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     """Two processes that hash differently write the same bytes."""
     places = [str(Path(treeopt.__file__).parents[1]), str(Path(helpers.__file__).parent)]
@@ -63,7 +65,7 @@ def test_bytes_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     assert load_calibration(tmp_path / "1").ranks.tolist() == random_calibration(5).ranks.tolist()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@looped("seed", range(3))
 def test_round_trip(tmp_path: Path, seed: int) -> None:
     """A calibration comes back equal in every field, and can be written again to the byte."""
     calibration = random_calibration(seed, heads=1 + seed, top_k=3 + seed)
@@ -155,18 +157,7 @@ def test_existing_file_is_kept(tmp_path: Path) -> None:
     check_equal(load_calibration(path), random_calibration(1))
 
 
-def test_truncated_file_is_refused(tmp_path: Path) -> None:
-    """A file that was cut anywhere is E203."""
-    save_calibration(random_calibration(0, sequences=3, length=5), tmp_path / "file")
-    whole = (tmp_path / "file").read_bytes()
-    for length in [*range(0, len(whole), 7), len(whole) - 1]:
-        (tmp_path / "cut").write_bytes(whole[:length])
-        assert refusal(tmp_path / "cut").code is Code.FILE_INVALID
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"schema: treeopt.tree/1\nnodes: 1\npaths: []\n", b"PK\x03\x04", b"\xff" * 99]
-)
+@looped("content", [b"", b"schema: treeopt.tree/1\nnodes: 1\npaths: []\n", b"PK\x03\x04", b"\xff" * 99])
 def test_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
     """A file of another kind is E203 and is named."""
     (tmp_path / "foreign").write_bytes(content)
@@ -176,24 +167,7 @@ def test_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
     assert str(tmp_path / "foreign") in error.what
 
 
-def test_another_schema_is_refused(tmp_path: Path) -> None:
-    """An array file of another kind is E203 that names both schemas."""
-    write_arrays(tmp_path / "file", {"ranks": np.zeros(3)}, {"schema": "treeopt.buffers/1"}, overwrite=False)
-    error = refusal(tmp_path / "file")
-    assert error.code is Code.FILE_INVALID
-    assert "treeopt.buffers/1" in error.what
-    assert SCHEMA in error.what
-
-
-@pytest.mark.parametrize("part", ["top_k", "prompt_ids", "token_hashes", "provenance"])
-def test_missing_part_of_the_header_is_refused(tmp_path: Path, part: str) -> None:
-    """A header that lacks a part is E203 and names it."""
-    error = altered(tmp_path, drop=part)
-    assert error.code is Code.FILE_INVALID
-    assert part in error.what
-
-
-@pytest.mark.parametrize("part", ["ranks", "offsets"])
+@looped("part", ["ranks", "offsets"])
 def test_missing_array_is_refused(tmp_path: Path, part: str) -> None:
     """A file that lacks an array is E203 and names it."""
     error = altered(tmp_path, drop=part)
@@ -201,7 +175,7 @@ def test_missing_array_is_refused(tmp_path: Path, part: str) -> None:
     assert part in error.what
 
 
-@pytest.mark.parametrize(
+@looped(
     "header",
     [
         {"top_k": "16"},
@@ -211,14 +185,13 @@ def test_missing_array_is_refused(tmp_path: Path, part: str) -> None:
         {"provenance": {}},
         {"provenance": []},
     ],
-    ids=str,
 )
 def test_wrong_type_in_the_header_is_refused(tmp_path: Path, header: dict[str, Any]) -> None:
     """A header part of another type is E203."""
     assert altered(tmp_path, header=header).code is Code.FILE_INVALID
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.float64])
+@looped("dtype", [np.int32, np.float64])
 def test_offsets_of_another_type_are_refused(tmp_path: Path, dtype: type) -> None:
     """Offsets are never converted in silence."""
     assert altered(tmp_path, arrays={"offsets": np.arange(21).astype(dtype)}).code is Code.FILE_INVALID
@@ -243,6 +216,7 @@ def altered(
     return refusal(folder / "altered")
 
 
+@pytest.mark.slow
 def test_every_damaged_byte_is_refused(tmp_path: Path) -> None:
     """Damage anywhere is found by the checksum, or before it is compared."""
     save_calibration(random_calibration(0, sequences=2, length=5), tmp_path / "file")
@@ -254,6 +228,7 @@ def test_every_damaged_byte_is_refused(tmp_path: Path) -> None:
         assert refusal(tmp_path / "damaged").code is Code.FILE_INVALID
 
 
+@pytest.mark.slow
 def test_every_damaged_byte_without_a_checksum_is_read_or_refused(tmp_path: Path) -> None:
     """In files of before, damage ends in a calibration or in one of our errors, never in another exception."""
     save_calibration(random_calibration(0, sequences=2, length=5), tmp_path / "file")
@@ -271,7 +246,7 @@ def test_every_damaged_byte_without_a_checksum_is_read_or_refused(tmp_path: Path
     assert {error.code for error in refused} == {Code.FILE_INVALID, Code.CALIBRATION_INVALID}
 
 
-@pytest.mark.parametrize(("key", "value"), [("top_k", 16.0), ("prompt_ids", "abc"), ("provenance", {"model": 5})])
+@looped(("key", "value"), [("top_k", 16.0), ("prompt_ids", "abc"), ("provenance", {"model": 5})])
 def test_damaged_header_is_one_error(tmp_path: Path, key: str, value: object) -> None:
     """A header of the wrong types is E203 and names the file."""
     target = tmp_path / "c.safetensors"
@@ -307,7 +282,7 @@ def test_round_trip_of_steps(tmp_path: Path) -> None:
     assert (found.provenance.drafter_id, found.provenance.drafter) == ("d1", str(tmp_path / "d.safetensors"))
 
 
-@pytest.mark.parametrize("name", ["node_rank", "expected_tokens", "confidence"])
+@looped("name", ["node_rank", "expected_tokens", "confidence"])
 def test_missing_part_of_steps_is_refused(tmp_path: Path, name: str) -> None:
     """Trees of steps are there as a whole, or not at all."""
     save_calibration(traced(""), tmp_path / "whole")

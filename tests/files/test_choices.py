@@ -12,6 +12,7 @@ import pytest
 from helpers import random_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files import choices
@@ -38,8 +39,8 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("name", ["tree.py", "tree.json", "tree.txt", "tree", "tree.yaml"])
-@pytest.mark.parametrize("notation", WRITTEN)
+@looped("name", ["tree.py", "tree.json", "tree.txt", "tree", "tree.yaml"])
+@looped("notation", WRITTEN)
 def test_every_notation_is_the_same_tree(tmp_path: Path, notation: str, name: str) -> None:
     """However it is written and whatever the file is called, the list is the tree of its paths."""
     (tmp_path / name).write_bytes(WRITTEN[notation].encode())
@@ -47,7 +48,7 @@ def test_every_notation_is_the_same_tree(tmp_path: Path, notation: str, name: st
     assert load_plan(str(tmp_path / name)) == SMALL
 
 
-@pytest.mark.parametrize("text", ["[]", "x = []", "()", "[ # none\n]"])
+@looped("text", ["[]", "x = []", "()", "[ # none\n]"])
 def test_an_empty_list_is_the_root_alone(tmp_path: Path, text: str) -> None:
     """No path at all is a tree of one node."""
     (tmp_path / "tree.py").write_text(text)
@@ -155,7 +156,7 @@ WRONG: dict[str, tuple[str, str]] = {  # content, a word of the error
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@looped("name", WRONG)
 @pytest.mark.filterwarnings("error")
 def test_what_is_no_list_of_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """It is E203 with the entry or the place, nothing is run, and Python warns of nothing."""
@@ -207,6 +208,7 @@ def test_large_python_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         load_tree(tmp_path / "tree.py")
 
 
+@pytest.mark.slow
 def test_hundred_thousand_paths_take_little_memory(tmp_path: Path) -> None:
     """The largest list in Python that is read takes no more than a gigabyte."""
     text = "[" + ", ".join(f"({rank},)" for rank in range(95_000)) + "]"

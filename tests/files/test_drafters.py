@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import without_checksum
+from looped import looped
 
 from treeopt.drafter import MAX_MATCH, Drafter, Level
 from treeopt.drafting.count import NgramCounts
@@ -67,7 +68,7 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
+@looped("drafter", DRAFTERS.values())
 def test_round_trip(tmp_path: Path, drafter: Drafter) -> None:
     """Numbers, table and source come back with the same id; equal content gives equal bytes."""
     for name in ("a", "b"):
@@ -105,6 +106,7 @@ def test_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
     assert "treeopt learn" in caught.value.fix
 
 
+@pytest.mark.slow
 def test_every_damaged_byte_is_refused(tmp_path: Path) -> None:
     """No damage is read as a drafter of the same id, also in files without a checksum; no other exception leaves."""
     save_drafter(with_table(), tmp_path / "d")
@@ -156,7 +158,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@looped("name", CHANGES)
 def test_changed_header_is_refused(tmp_path: Path, name: str) -> None:
     """A header that was changed breaks a rule, or its hash."""
     save_drafter(with_table(), tmp_path / "d")
@@ -171,7 +173,7 @@ def test_changed_header_is_refused(tmp_path: Path, name: str) -> None:
 ADDED = ("cache_prior", "voted", "lm_head_levels", "plan")  # keys that files of before the cache lack
 
 
-@pytest.mark.parametrize("drafter", [with_table(), Drafter.heads_only(2, 7)], ids=["table", "heads"])
+@looped("drafter", [with_table(), Drafter.heads_only(2, 7)])
 def test_files_of_before_the_cache_are_read(tmp_path: Path, drafter: Drafter) -> None:
     """A file without the keys that came with the cache loads as the same drafter."""
     save_drafter(drafter, tmp_path / "new")
@@ -195,8 +197,8 @@ def test_a_plan_of_another_file_is_the_drafters(tmp_path: Path) -> None:
         load_drafter(tmp_path / "x")
 
 
-@pytest.mark.parametrize("name", ["keys", "tokens", "ratios", "backoff", "unigram"])
-@pytest.mark.parametrize("change", ["gone", "scalar", "float64", "other"])
+@looped("name", ["keys", "tokens", "ratios", "backoff", "unigram"])
+@looped("change", ["gone", "scalar", "float64", "other"])
 def test_changed_array_is_refused(tmp_path: Path, name: str, change: str) -> None:
     """An array that is missing, of another shape or type, or of other content."""
     save_drafter(with_table(), tmp_path / "d")
@@ -223,7 +225,7 @@ def test_names_of_0_x_are_read(tmp_path: Path) -> None:
     assert (tmp_path / "again").read_bytes() == (tmp_path / "new").read_bytes()
 
 
-@pytest.mark.parametrize(("before", "now"), [("plain", "heads"), ("corrected", "heads+ngram")])
+@looped(("before", "now"), [("plain", "heads"), ("corrected", "heads+ngram")])
 def test_kinds_of_0_x_are_named(before: str, now: str) -> None:
     """An old value of --drafter is taken for a file; the error names its new value."""
     with pytest.raises(TreeoptError) as caught:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import random_calibration
+from looped import looped
 from safetensors.numpy import save_file
 
 from treeopt.drafter import Drafter
@@ -84,7 +85,7 @@ MADE = {  # maker of a file, what the error says it is, what is to be done with 
 }
 
 
-@pytest.mark.parametrize("name", MADE)
+@looped("name", MADE)
 def test_other_files_are_named(tmp_path: Path, name: str) -> None:
     """Every other kind of file is E203 that says what it is, what was expected, and what it is for."""
     make, kind, use = MADE[name]
@@ -111,7 +112,7 @@ def test_policy_is_no_one_tree(tmp_path: Path) -> None:
     assert "treeopt generate" in caught.value.fix
 
 
-@pytest.mark.parametrize("given", [[[0]], None, 5, b"tree.yaml", Tree(())])
+@looped("given", [[[0]], None, 5, b"tree.yaml", Tree(())])
 def test_a_name_is_text(given: object) -> None:
     """A list is no name; the error says which function takes it."""
     with pytest.raises(TypeError, match=r"treeopt\.Tree\.from_paths makes a tree of a list"):

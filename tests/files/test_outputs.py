@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import random_calibration
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import save_calibration
@@ -39,7 +40,7 @@ def written(folder: Path, kind: str) -> Path:
     return target
 
 
-@pytest.mark.parametrize("kind", [TREE, BUFFERS, PICTURE])
+@looped("kind", [TREE, BUFFERS, PICTURE])
 def test_unedited_file_of_the_same_kind_is_replaced(tmp_path: Path, kind: str) -> None:
     """A tree replaces a tree, a compiled tree a compiled tree, a picture a picture; nothing replaces another kind."""
     target = written(tmp_path, kind)
@@ -49,8 +50,8 @@ def test_unedited_file_of_the_same_kind_is_replaced(tmp_path: Path, kind: str) -
         assert check_output(target, kind=other, force=True)
 
 
-@pytest.mark.parametrize("kind", [TREE, BUFFERS, PICTURE])
-@pytest.mark.parametrize("place", [0, 60, -130, -1])
+@looped("kind", [TREE, BUFFERS, PICTURE])
+@looped("place", [0, 60, -130, -1])
 def test_edited_file_is_kept(tmp_path: Path, kind: str, place: int) -> None:
     """One byte changed anywhere, or one line added, makes the file the user's."""
     target = written(tmp_path, kind)
@@ -65,7 +66,7 @@ def test_edited_file_is_kept(tmp_path: Path, kind: str, place: int) -> None:
     assert check_output(target, kind=kind, force=False)
 
 
-@pytest.mark.parametrize("suffix", [".svg", ".dot", ".yaml", ""])
+@looped("suffix", [".svg", ".dot", ".yaml", ""])
 def test_tree_of_any_name_is_read_again(tmp_path: Path, suffix: str) -> None:
     """The mark of a tree is a comment of YAML, whatever its file is called."""
     target = tmp_path / f"t{suffix}"
@@ -89,7 +90,7 @@ def test_policy_and_tree_are_of_one_kind(tmp_path: Path) -> None:
     assert check_output(tmp_path / "t.yaml", kind=TREE, force=False)
 
 
-@pytest.mark.parametrize("content", [b"", b"precious", b"# treeopt tree\n", b"\xff" * 500, b"\x08" + b"\0" * 7 + b"{}"])
+@looped("content", [b"", b"precious", b"# treeopt tree\n", b"\xff" * 500, b"\x08" + b"\0" * 7 + b"{}"])
 def test_foreign_file_is_kept(tmp_path: Path, content: bytes) -> None:
     """Whatever treeopt did not write stays without --force."""
     target = tmp_path / "t"
@@ -107,7 +108,7 @@ def test_calibration_is_kept(tmp_path: Path) -> None:
         assert refusal(target, kind) is Code.FILE_EXISTS
 
 
-@pytest.mark.parametrize("force", [False, True])
+@looped("force", [False, True])
 def test_input_is_never_replaced(tmp_path: Path, force: bool) -> None:
     """Output = input, also through a symbolic or hard link, is E204 with and without --force."""
     source, link, hard = tmp_path / "t.yaml", tmp_path / "link.yaml", tmp_path / "hard.yaml"
@@ -137,7 +138,7 @@ def test_inputs_that_are_no_files_are_passed_over(tmp_path: Path) -> None:
     check_no_input(tmp_path / "t.yaml", None, "", "owner/name", "mc_sim_7b_63", tmp_path / "none")
 
 
-@pytest.mark.parametrize("name", ["", "-"])
+@looped("name", ["", "-"])
 def test_name_that_is_no_file_name_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty name, and the name of standard output elsewhere, are E204."""
     monkeypatch.chdir(tmp_path)

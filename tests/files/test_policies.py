@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from looped import looped
 
 from treeopt.decode.plans import as_plan_for
 from treeopt.drafter import Drafter
@@ -28,7 +29,7 @@ COSTED = TreePolicy(
 )
 
 
-@pytest.mark.parametrize("policy", [FIXED, COSTED])
+@looped("policy", [FIXED, COSTED])
 def test_round_trip(tmp_path: Path, policy: TreePolicy) -> None:
     """All of it comes back, and is written again to the byte."""
     save_policy(policy, tmp_path / "p.yaml")
@@ -59,7 +60,7 @@ def test_costs_beyond_float64_are_refused(tmp_path: Path) -> None:
     assert caught.value.code is Code.FILE_INVALID
 
 
-@pytest.mark.parametrize("kind", ["policy", "tree"])
+@looped("kind", ["policy", "tree"])
 def test_drafter_is_found_from_the_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Written in one folder, and moved with the drafter to another, a plan still finds it; given, the given counts."""
     monkeypatch.chdir(tmp_path)
@@ -114,7 +115,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@looped("name", CHANGES)
 def test_broken_file_is_refused(tmp_path: Path, name: str) -> None:
     """Every fault is E203 that names the file; nothing is left out in silence."""
     old, new = CHANGES[name]
@@ -126,7 +127,7 @@ def test_broken_file_is_refused(tmp_path: Path, name: str) -> None:
     assert caught.value.code is Code.FILE_INVALID
 
 
-@pytest.mark.parametrize("schema", ["treeopt.policy/1", '"treeopt.policy/1"', "treeopt.policy/1  # mine"])
+@looped("schema", ["treeopt.policy/1", '"treeopt.policy/1"', "treeopt.policy/1  # mine"])
 def test_load_tree_says_that_it_is_a_policy(tmp_path: Path, schema: str) -> None:
     """Who wants one tree is told that there is none, and what to do; however the schema is quoted."""
     text = policy_yaml(FIXED).replace("treeopt.policy/1", schema)

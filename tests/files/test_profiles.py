@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.profiles import load_profile, profile_yaml, save_profile
@@ -62,7 +63,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {  # content, line:column, a word of t
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@looped("name", BROKEN)
 def test_broken_file_is_one_error(tmp_path: Path, name: str) -> None:
     """What is no profile is E203 with file, line and column."""
     content, place, word = BROKEN[name]
@@ -132,7 +133,7 @@ def test_profile_without_provenance(tmp_path: Path) -> None:
     assert load_profile(tmp_path / "bare.yaml") == bare
 
 
-@pytest.mark.parametrize("wrong", [{"colour": "red"}, {"threads": "two"}, {"versions": {"numpy": "2"}}])
+@looped("wrong", [{"colour": "red"}, {"threads": "two"}, {"versions": {"numpy": "2"}}])
 def test_provenance_that_could_not_be_read_is_not_written(tmp_path: Path, wrong: dict[str, object]) -> None:
     """What the format does not hold is E230 before anything is written."""
     with pytest.raises(TreeoptError, match=next(iter(wrong))) as caught:

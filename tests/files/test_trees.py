@@ -13,6 +13,7 @@ import pytest
 from helpers import random_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
@@ -94,7 +95,7 @@ BROKEN: dict[str, tuple[str | bytes, str, str]] = {  # content, line:column, a w
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@looped("name", BROKEN)
 def test_broken_file_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What is no tree is E203 with file, line and column, and nothing in the file is executed."""
     monkeypatch.chdir(tmp_path)
@@ -150,7 +151,7 @@ def test_many_faults_are_cut(tmp_path: Path) -> None:
     assert "25 faults" in caught.value.what
 
 
-@pytest.mark.parametrize("name", ["absent.yaml", "absent.yml", "folder/absent"])
+@looped("name", ["absent.yaml", "absent.yml", "folder/absent"])
 def test_missing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What looks like a file and is none is E201."""
     monkeypatch.chdir(tmp_path)
@@ -224,7 +225,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, tree: Tree) -> Non
 FIGURES = Expected(2.5, 2.6, 32, 2.4, 2.1, 2.7)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("written", "edited", "fault"),
     [
         ("replay: 2.6", "replay: 260", "expected_tokens_per_step.replay: replay is 260, and a step of a tree 3 deep"),
@@ -252,7 +253,7 @@ def test_figures_that_no_tree_has_are_refused(
     assert load_tree(file).expected == dataclasses.replace(FIGURES, replay=4.0, high=4.6)
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, 5e-324, 1e-7, 1.5e-7, 0.1, 1 / 3])
+@looped("value", [0.0, 1.0, 5e-324, 1e-7, 1.5e-7, 0.1, 1 / 3])
 def test_round_trip_of_a_value(tmp_path: Path, value: float) -> None:
     """Every float is written so that YAML reads the same number."""
     save_tree(Tree(((0,),), (value,)), tmp_path / "tree.yaml")
@@ -274,14 +275,6 @@ def test_text_of_a_tree_file(small_tree: Tree) -> None:
     )
 
 
-def test_written_twice_is_equal(tmp_path: Path, small_tree: Tree) -> None:
-    """Equal trees give equal bytes, and an existing file is replaced."""
-    save_tree(small_tree, tmp_path / "one.yaml")
-    save_tree(Tree(((0,),)), tmp_path / "other.yaml")
-    save_tree(Tree(small_tree.paths, small_tree.values), tmp_path / "other.yaml")
-    assert (tmp_path / "one.yaml").read_bytes() == (tmp_path / "other.yaml").read_bytes()
-
-
 def test_paths_in_any_order_are_read(tmp_path: Path, small_tree: Tree) -> None:
     """Lines may be moved by hand: order is no content, children may stand before their parents."""
     head, lines = tree_yaml(small_tree).split("paths:\n")
@@ -292,19 +285,14 @@ def test_paths_in_any_order_are_read(tmp_path: Path, small_tree: Tree) -> None:
     assert load_tree(tmp_path / "tree.yaml") == small_tree
 
 
-@pytest.mark.parametrize("change", [lambda text: text.replace("\n", "\r\n"), lambda text: "\ufeff" + text])
+@looped("change", [lambda text: text.replace("\n", "\r\n"), lambda text: "\ufeff" + text])
 def test_files_of_other_editors_are_read(tmp_path: Path, small_tree: Tree, change: Any) -> None:
     """Windows line ends and a byte order mark change nothing."""
     (tmp_path / "tree.yaml").write_bytes(change(tree_yaml(small_tree)).encode())
     assert load_tree(str(tmp_path / "tree.yaml")) == small_tree
 
 
-def test_zoo_names() -> None:
-    """The zoo has the nine trees published with Medusa, and that of Token Recycling."""
-    assert sorted(zoo()) == ZOO
-
-
-@pytest.mark.parametrize("name", MEDUSA)
+@looped("name", MEDUSA)
 def test_zoo_tree_is_as_published(shared: Path, name: str) -> None:
     """A tree published with Medusa has the root and the 63 published paths, no values, and says where it comes from."""
     published = json.loads((shared / "data" / "published_trees.json").read_text())["trees"]
@@ -325,13 +313,13 @@ def test_zoo_tree_of_token_recycling_is_as_published(shared: Path) -> None:
     assert "arXiv:2408.08696" in tree.source["reference"]
 
 
-@pytest.mark.parametrize("name", ZOO)
+@looped("name", ZOO)
 def test_zoo_file_is_as_written(name: str) -> None:
     """A file of the zoo has the form that treeopt writes."""
     assert zoo()[name].read_text() == tree_yaml(load_tree(name))
 
 
-@pytest.mark.parametrize(
+@looped(
     "line",
     [
         "- {path: !!python/object/apply:os.system [0]}",
@@ -387,7 +375,7 @@ def test_trees_of_drafters_differ() -> None:
     assert Tree(((0,),), drafter="a") != Tree(((0,),), drafter="b") != Tree(((0,),))
 
 
-@pytest.mark.parametrize("line", ["drafter: {file: d}", "drafter: abc", "drafter: {id: 3}", "drafter: {id: a, x: 1}"])
+@looped("line", ["drafter: {file: d}", "drafter: abc", "drafter: {id: 3}", "drafter: {id: a, x: 1}"])
 def test_broken_drafter_line_is_refused(tmp_path: Path, line: str) -> None:
     """The drafter is an id and at most a file."""
     target = tmp_path / "tree.yaml"

@@ -17,6 +17,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from hostile_readers import READERS, folder_of
+from looped import looped
 from refusals import refusal_of
 from tiny import tiny_base
 
@@ -28,8 +29,10 @@ from treeopt.models.given import tokenizer_beside
 from treeopt.models.head_files import load_heads
 from treeopt.models.tensors import check_shards
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.parametrize("dtype", [torch.uint64, torch.uint32, torch.uint16, torch.int8])
+
+@looped("dtype", [torch.uint64, torch.uint32, torch.uint16, torch.int8])
 def test_token_map_of_any_whole_type(dtype: torch.dtype, tmp_path: Path) -> None:
     """A token map is read by its numbers; torch has no minimum of unsigned types, and ids beyond int64 are refused."""
     state = {
@@ -90,7 +93,7 @@ def test_zip_that_only_torch_reads(tmp_path: Path) -> None:
     assert "is damaged" in refusal_of(READERS["growmap (.pt)"].read, tmp_path / "growmap.pt").what
 
 
-@pytest.mark.parametrize(
+@looped(
     "tensor",
     [
         torch.zeros(1).expand(1 << 20, 1 << 20),
@@ -115,16 +118,14 @@ def with_index(folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "name", ["../../x.safetensors", "/etc/x.safetensors", "a/../../x.safetensors", "C:\\x", "..\\x"]
-)
+@looped("name", ["../../x.safetensors", "/etc/x.safetensors", "a/../../x.safetensors", "C:\\x", "..\\x"])
 def test_index_outside_its_folder(name: str, tmp_path: Path) -> None:
     """An index of heads, of a model or of a draft model names files of its folder alone."""
     assert "not in its folder" in refusal_of(load_heads, with_index(tmp_path, name)).what
     assert "not in its folder" in refusal_of(check_files, "m", tmp_path).what
 
 
-@pytest.mark.parametrize("name", ["a\0b.safetensors", "\ud800.safetensors", "x" * 500 + ".safetensors"])
+@looped("name", ["a\0b.safetensors", "\ud800.safetensors", "x" * 500 + ".safetensors"])
 def test_index_of_odd_names(name: str, tmp_path: Path) -> None:
     """Names that no file can have are one error."""
     assert refusal_of(load_heads, with_index(tmp_path, name)).code in (Code.FILE_INVALID, Code.FILE_MISSING)
@@ -163,7 +164,7 @@ def test_index_of_a_pipe(tmp_path: Path) -> None:
     assert "is not a file" in refusal_of(load_heads, tmp_path).what
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", ""])
+@looped("name", ["../x", "/etc/passwd", "a/b", ""])
 def test_marks_name_files_of_their_checkpoint(name: str, tmp_path: Path) -> None:
     """The mark of a checkpoint names files beside it."""
     reader = READERS["mark of a checkpoint"]
@@ -173,7 +174,7 @@ def test_marks_name_files_of_their_checkpoint(name: str, tmp_path: Path) -> None
     assert "is not what treeopt train wrote" in refusal_of(reader.read, path).what
 
 
-@pytest.mark.parametrize(
+@looped(
     "changes",
     [
         {"megatron_config": {"a": 1}, "megatron_core": "megatron.core"},
@@ -219,7 +220,7 @@ def test_code_beside_a_model_is_not_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "gemma2", "llama"])
+@looped("kind", ["qwen2", "gemma2", "llama"])
 def test_layers_are_counted_before_a_config_is_made(kind: str, tmp_path: Path) -> None:
     """Some configs make a list of as many entries as layers: the number is checked before."""
     config = {"model_type": kind, "num_hidden_layers": 10**15, "hidden_size": 8}

@@ -17,6 +17,7 @@ import safetensors.numpy
 import safetensors.torch
 from damage import joined, split
 from hostile_readers import READERS, folder_of
+from looped import looped
 from refusals import refusal_of
 
 from treeopt.calibrate.results import merge_calibrations
@@ -32,11 +33,13 @@ from treeopt.models.head_files import load_heads
 from treeopt.texts import prompts
 from treeopt.texts.prompts import load_prompts
 
+pytestmark = pytest.mark.slow
+
 GIGABYTE = 1 << 30
 PEAK = 50_000_000  # bytes that refusing a gigabyte may take
 
 
-@pytest.mark.parametrize(
+@looped(
     "name",
     [
         *(
@@ -93,7 +96,7 @@ def test_a_pipe_ends_at_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert read_bytes("/dev/null") == b""
 
 
-@pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 5000, "loop", "."])
+@looped("name", ["a\0b", "\ud800", "x" * 5000, "loop", "."])
 def test_names_that_no_file_can_have(name: str, tmp_path: Path) -> None:
     """Zero bytes, lone surrogates, long names and links to themselves are one error each."""
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
@@ -116,7 +119,7 @@ def bomb(levels: int) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("text", [bomb(20), "a: " + "[" * 5000, "a: " + "{b: " * 5000, "&a [*a]", "- " * 5000 + "x"])
+@looped("text", [bomb(20), "a: " + "[" * 5000, "a: " + "{b: " * 5000, "&a [*a]", "- " * 5000 + "x"])
 def test_yaml_bombs(text: str, tmp_path: Path) -> None:
     """Aliases that multiply and deep nesting are refused by the parser's events."""
     (tmp_path / "l.yaml").write_text(text)
@@ -146,7 +149,7 @@ def test_keys_twice(tmp_path: Path) -> None:
     assert refusal_of(load_calibration, tmp_path / "c.safetensors").code is Code.FILE_INVALID
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", '"5"'])
+@looped("value", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", '"5"'])
 def test_numbers_of_results(value: str, tmp_path: Path) -> None:
     """Numbers that are not finite are refused in any field of a result, also in those that are not read."""
     for key in ("tokens_per_step", "unused"):
@@ -177,7 +180,7 @@ HEADERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", HEADERS)
+@looped("name", HEADERS)
 def test_headers_of_arrays(name: str, tmp_path: Path) -> None:
     """Offsets, shapes and types of a header are compared with the data before memory is taken."""
     header, data = split(seeds.calibrations()[0])
@@ -190,7 +193,7 @@ def test_headers_of_arrays(name: str, tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("length", [2**63, 2**64 - 1, 100_000_001, 5, 0])
+@looped("length", [2**63, 2**64 - 1, 100_000_001, 5, 0])
 def test_lengths_of_headers(length: int, tmp_path: Path) -> None:
     """The stated length of a header is compared with the file."""
     header, data = split(seeds.heads()[0])
@@ -232,7 +235,7 @@ def test_shards_of_a_run_without_number(tmp_path: Path) -> None:
     assert "and 2147483640 more are missing" in error.what
 
 
-@pytest.mark.parametrize("name", ["../v.json", "/etc/passwd", "a/../../v.json"])
+@looped("name", ["../v.json", "/etc/passwd", "a/../../v.json"])
 def test_report_inputs_outside_their_folder(name: str, tmp_path: Path) -> None:
     """A run folder lists files of its own."""
     for content in ({"tree": name}, {"validation": ["v.json", name]}):
@@ -282,7 +285,7 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("name", LONG)
+@looped("name", LONG)
 def test_patterns_take_linear_time(name: str, tmp_path: Path) -> None:
     """A megabyte that a pattern almost matches is refused; a pattern of quadratic time would take hours."""
     file = tmp_path / "t.txt"

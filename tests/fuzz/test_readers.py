@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 from treeopt.errors import TreeoptError
 from treeopt.files import read
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 12  # of each reader; slow ones have a quarter
 LONGEST = 20_000  # characters of a message
 # Events of Python that reading must not cause.

@@ -98,18 +98,6 @@ def test_choice_equals_brute_force(cheap: tuple[str, str]) -> None:
     assert choice.warnings == ()
 
 
-@looped("kind", ["static", "dynamic"])
-def test_time_of_drafting_decides(kind: str) -> None:
-    """The drafter with more tokens per step loses by the time of its drafting, which is most of its steps."""
-    seconds = {("d1", kind): CHEAP, ("d2", kind): SLOW}
-    choice = choose(seconds, kinds=[kind])
-    taus = {one.group.drafter_id: one.budget.tokens_per_step for one in choice.candidates if one.budget}
-    assert taus["d2"] > taus["d1"]
-    assert choice.best.group.drafter_id == "d1"
-    verified = {key: {n: (s - part, 0.0) for n, (s, part) in curve.items()} for key, curve in seconds.items()}
-    assert choose(verified, kinds=[kind]).best.group.drafter_id == "d2"  # without that time the other one would win
-
-
 def test_calibrations_of_one_drafter_are_its_tasks() -> None:
     """Two texts files of one drafter count together, by their tokens, and the tree is of both."""
     tasks = [traced(seed, sequences=20) for seed in (1, 5)]
@@ -167,14 +155,6 @@ def test_drafters_of_one_name_are_told_by_their_files() -> None:
     profiles = [profile_of(CHEAP, drafter, "static", drafter_name="ngram") for drafter in CALIBRATIONS]
     names = [one.group.name for one in choose_drafter(files, profiles, WHOLE, kinds=["static"]).candidates]
     assert names == ["ngram (d1.safetensors)", "ngram (d2.safetensors)"]
-
-
-def test_one_node_where_no_draft_pays() -> None:
-    """Where every draft takes longer than it saves, the tree is the root, and that is said."""
-    hopeless = {1: (1.0, 0.0), 2: (40.0, 0.5), 8: (60.0, 0.5)}
-    choice = choose({("d1", "static"): hopeless})
-    assert (choice.plan.nodes, choice.budget.speedup) == (1, 1.0)
-    assert choice.warnings == ("no drafter is faster than autoregressive decoding on this machine",)
 
 
 def test_profile_without_the_size_leaves_its_candidate_out() -> None:

@@ -14,7 +14,7 @@ from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.build_job import BuildJob, run_job
 from treeopt.optimize.curve import SizeChoice, Timing, best_size, default_sizes, measure_curve
-from treeopt.optimize.select_method import MEDUSA, Fitter, Method, candidates
+from treeopt.optimize.select_method import MEDUSA, Fitter, Method
 from treeopt.optimize.tree_builder import tree_limits
 
 CALIBRATION = random_calibration(1)
@@ -29,33 +29,6 @@ def fastest(profile: LatencyProfile, *, methods: Sequence[Method] = (MEDUSA,), b
     """The choice among all sizes of the profile."""
     fitter = Fitter(CALIBRATION, tree_limits(CALIBRATION, profile.largest(batch)))
     return best_size(fitter, methods, profile, batch)
-
-
-def test_flat_cost_takes_the_largest_size() -> None:
-    """Where every size costs the same, the largest of the profile is the fastest."""
-    choice = fastest(profile_of({1: 0.01, 96: 0.01}))
-    assert choice.best.nodes == 96
-    assert choice.best.overhead == 1.0
-    assert choice.best.speedup == choice.best.tokens_per_step
-    assert choice.at_64 is not None
-    assert choice.at_64.nodes == 64
-    assert choice.at_64.tokens_per_step <= choice.best.tokens_per_step
-
-
-def test_steep_cost_takes_one_node() -> None:
-    """Where each node costs a whole step more, plain decoding is the fastest."""
-    profile = profile_of({n: 0.01 * n for n in (1, 2, 8, 64)})
-    choice = fastest(profile, methods=candidates("joint", "visits"))
-    assert (choice.best.nodes, choice.best.tokens_per_step, choice.best.speedup) == (1, 1.0, 1.0)
-    assert choice.at_64 is not None
-    assert choice.at_64.speedup == pytest.approx(choice.at_64.tokens_per_step / 64)
-
-
-def test_step_in_the_cost_is_where_the_size_stops() -> None:
-    """Cheap up to 12 nodes and dear beyond: 12, although nobody listed it in the profile's sizes of 64."""
-    profile = profile_of({1: 0.01, 12: 0.0101, 13: 0.05, 64: 0.06})
-    choice = fastest(profile)
-    assert choice.best.nodes == 12
 
 
 def test_64_beyond_the_profile_is_none() -> None:
@@ -76,15 +49,6 @@ def test_choice_equals_brute_force_over_all_sizes() -> None:
     assert choice.best.nodes == max(speed, key=speed.__getitem__)
     assert choice.best.seconds == step_seconds(profile, choice.best.nodes)
     assert choice.best.speedup == pytest.approx(speed[choice.best.nodes] * step_seconds(profile, 1))
-
-
-def test_batch_decides() -> None:
-    """The same texts and machine, another batch: another size."""
-    both = LatencyProfile.from_points(
-        [*profile_of({1: 0.01, 32: 0.01}).points, *profile_of({1: 0.01, 2: 1.0, 32: 2.0}, batch=16).points]
-    )
-    sizes = [fastest(both, batch=batch).best.nodes for batch in (1, 16)]
-    assert sizes == [32, 1]
 
 
 @looped("seconds, batch", [({2: 0.01, 64: 0.02}, 1), ({1: 0.01, 64: 0.02}, 2), ({1: 0.01, 63: 0.02}, 1)])

@@ -28,13 +28,6 @@ def test_budget_at_by_hand() -> None:
     assert budget_at(expected, profile, 1) == Budget(1, 1.0, 0.02, 1.0, 1.0)
 
 
-def test_best_budget_by_hand() -> None:
-    """Two nodes are nearly free, the third and fourth cost more than they bring."""
-    best = best_budget(np.array([1.0, 1.8, 2.0, 2.1]), profile_of({1: 0.010, 2: 0.011, 4: 0.019}))
-    assert best.nodes == 2
-    assert best.speedup == pytest.approx(1.8 / 1.1)
-
-
 @settings(deadline=None)
 @given(
     st.lists(st.floats(0.0, 1.0), min_size=0, max_size=40),

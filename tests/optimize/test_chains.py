@@ -12,7 +12,6 @@ from eagle_simulation import MadeUpDrafter, accepted, chosen_tree, engine_steps,
 from helpers import make_calibration, random_calibration
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from looped import looped
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
@@ -181,12 +180,6 @@ def test_stopped_chain_is_walked() -> None:
             assert (drafted >= found.accepted).all()
 
 
-def iid_traces(alpha: float, length: int, levels: int = 6) -> Calibration:
-    """One long text; the best token is right at each position and level with probability alpha, whatever the others."""
-    right = np.random.default_rng(0).random((length, levels)) < alpha
-    return make_calibration([np.where(right, 0, 3)])
-
-
 def test_expected_tokens_are_those_of_simulated_steps() -> None:
     """A step accepts drafts until one is wrong, then takes one token of the target."""
     for alpha in (0.0, 0.3, 0.75, 1.0):
@@ -247,29 +240,3 @@ def test_acceptance_rate_counts_positions_with_a_next_token() -> None:
     table = [np.array([[0], [2], [0]]), np.array([[0], [0]])]
     assert predict_chains(make_calibration(table), 0.1).alpha == pytest.approx(2 / 3)
     assert predict_chains(make_calibration([np.zeros((1, 1), int)]), 0.1).alpha == 0.0  # one token: no draft
-
-
-@looped("alpha", [0.2, 0.6, 0.9])
-def test_formula_and_replay_agree_on_independent_drafts(alpha: float) -> None:
-    """Where drafts are right independently of each other, replay gives the formula's tokens per step."""
-    found = predict_chains(iid_traces(alpha, 200_000), 0.1)
-    assert found.alpha == pytest.approx(alpha, abs=0.005)
-    for chain in found.chains[:6]:
-        assert chain.replayed_tokens_per_step == pytest.approx(chain.tokens_per_step, rel=0.01)
-    assert [chain.drafts for chain in found.chains] == list(range(1, MOST_DRAFTS + 1))
-    assert all(chain.replayed_speedup is None for chain in found.chains[6:])
-
-
-def test_replay_differs_where_drafts_depend_on_each_other() -> None:
-    """Texts that are either easy or hard have fewer tokens per step by replay than the formula says for short chains.
-
-    Half of the positions are always right and half never, in long stretches: alpha is 0.5.
-    """
-    length, levels = 4000, 6
-    ahead = np.arange(length)[:, None] + np.arange(1, levels + 1)
-    found = predict_chains(make_calibration([np.where(ahead // 200 % 2 == 0, 0, 3)]), 0.02)
-    assert found.alpha == pytest.approx(0.5, abs=0.01)
-    assert found.chains[0].tokens_per_step == pytest.approx(1.5, abs=0.01)
-    assert found.chains[0].replayed_tokens_per_step == pytest.approx(4 / 3, abs=0.01)  # 2 a step on half of the text
-    assert found.chains[5].replayed_tokens_per_step == pytest.approx(1.75, abs=0.02)  # 2 / (1 + 1/7)
-    assert (found.best_drafts, found.best_replayed_drafts) == (4, 6)

@@ -85,13 +85,6 @@ def test_points_are_on_texts_left_out() -> None:
     assert point.tokens_per_step < fitter.sums(growth.tree(24)).tokens_per_step
 
 
-def test_no_profile_leaves_seconds_out() -> None:
-    """Without a machine there is neither overhead nor speedup nor a best size."""
-    curve = measure_curve(fitter_of(1), MEDUSA, SIZES)
-    assert curve.best is None
-    assert {(point.seconds, point.overhead, point.speedup) for point in curve.points} == {(None, None, None)}
-
-
 @looped(
     "profile, best",
     [

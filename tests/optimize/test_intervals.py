@@ -92,89 +92,6 @@ def test_prediction_equals_a_naive_difference_of_two_draws() -> None:
     assert prediction_interval(tokens, steps) == same
 
 
-def test_prediction_is_wider_than_sampling() -> None:
-    """New texts vary as well: by the square root of two where they are as many, by nothing where they are countless."""
-    tokens, steps = random_texts(np.random.default_rng(4), 100)
-    sampling = width(sampling_interval(tokens, steps, replicates=10_000))
-    assert width(prediction_interval(tokens, steps, replicates=10_000)) == pytest.approx(2**0.5 * sampling, rel=0.06)
-    many = prediction_interval(tokens, steps, new_texts=100_000, replicates=10_000)
-    assert width(many) == pytest.approx(sampling, rel=0.06)
-
-
-def test_width_falls_with_the_square_root_of_texts() -> None:
-    """Four times as many texts, half the width, as `build` prints."""
-    tokens, steps = random_texts(np.random.default_rng(5), 200)
-    once = width(sampling_interval(tokens, steps, replicates=5000))
-    often = width(sampling_interval(np.tile(tokens, 4), np.tile(steps, 4), replicates=5000))
-    assert often == pytest.approx(once / 2, rel=0.06)
-
-
-def test_ratio_is_of_sums() -> None:
-    """Texts that weigh differently: the middle of the interval is all tokens over all steps, no mean of ratios."""
-    tokens, steps = np.array([1000, 10] * 100), np.array([500, 10] * 100)
-    interval = sampling_interval(tokens, steps)
-    assert interval.low < 1010 / 510 < interval.high
-    assert interval.low > 1.9  # the mean of ratios is 1.5
-
-
-def test_equal_texts_have_no_width() -> None:
-    """Where every text has the same pace, every draw gives the same figure."""
-    tokens, steps = np.full(9, 60), np.full(9, 20)
-    assert sampling_interval(tokens, steps) == Interval(3.0, 3.0)
-    assert prediction_interval(tokens, steps) == Interval(3.0, 3.0)
-
-
-def test_difference_of_equal_trees_is_zero() -> None:
-    """The same steps on the same texts differ by exactly nothing."""
-    tokens, steps = random_texts(np.random.default_rng(6), 30)
-    assert difference_interval(tokens, steps, steps.copy()) == Interval(0.0, 0.0)
-
-
-def test_paired_difference_is_narrower_than_unpaired() -> None:
-    """Trees rise and fall together from text to text, so one draw for both finds small gains."""
-    rng = np.random.default_rng(7)
-    tokens, steps = random_texts(rng, 60)
-    better = steps - rng.integers(0, 3, 60)
-    paired = difference_interval(tokens, better, steps)
-    one, other = sampling_interval(tokens, better, seed=1), sampling_interval(tokens, steps, seed=2)
-    unpaired = (width(one) ** 2 + width(other) ** 2) ** 0.5
-    assert 0 < paired.low < tokens.sum() / better.sum() - tokens.sum() / steps.sum() < paired.high
-    assert width(paired) < unpaired / 3
-    turned = difference_interval(tokens, steps, better)
-    assert (turned.low, turned.high) == pytest.approx((-paired.high, -paired.low))
-
-
-def test_same_seed_gives_the_same_interval() -> None:
-    """Draws depend on the seed alone."""
-    tokens, steps = random_texts(np.random.default_rng(8), 30)
-    for interval in (sampling_interval, prediction_interval):
-        assert interval(tokens, steps, seed=3) == interval(tokens, steps, seed=3) == interval(tokens, steps, seed=3)
-        assert interval(tokens, steps, seed=3) != interval(tokens, steps, seed=4)
-
-
-def test_draws_in_pieces_are_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Little memory cuts the draws into pieces and changes none of them."""
-    tokens, steps = random_texts(np.random.default_rng(9), 30)
-    whole = sampling_interval(tokens, steps)
-    monkeypatch.setattr("treeopt.optimize.intervals._DRAWN_AT_ONCE", 30 * 7)
-    assert sampling_interval(tokens, steps) == whole
-
-
-def test_prediction_covers_nine_in_ten_and_sampling_does_not() -> None:
-    """Over 200 pairs of samples the interval holds what it names; the one for the mean alone clearly less."""
-    rng = np.random.default_rng(10)
-    covered = {"prediction": 0, "sampling": 0}
-    for trial in range(200):
-        tokens, steps = random_texts(rng, 60)
-        new_tokens, new_steps = random_texts(rng, 60)
-        measured = new_tokens.sum() / new_steps.sum()
-        for name, make in (("prediction", prediction_interval), ("sampling", sampling_interval)):
-            interval = make(tokens, steps, seed=trial, replicates=500)
-            covered[name] += interval.low <= measured <= interval.high
-    assert 0.84 <= covered["prediction"] / 200 <= 0.96
-    assert covered["sampling"] / 200 < 0.84
-
-
 def test_equal_texts_are_summed_in_the_order_of_their_first() -> None:
     """Tokens and steps of equal texts add up to one text; texts that weigh nothing are left out."""
     tokens, steps = np.array([10, 20, 0, 30, 10, 5]), np.array([5, 8, 0, 9, 4, 5])
@@ -184,13 +101,6 @@ def test_equal_texts_are_summed_in_the_order_of_their_first() -> None:
     assert [each.tolist() for each in weighted] == [[2.0], [1.25]]
     light = by_text(["x", "y"], np.array([0.5, 0.25]), np.array([0.25, 0.125]))
     assert [each.tolist() for each in light] == [[0.5, 0.25], [0.25, 0.125]]
-
-
-def test_different_texts_are_left_as_they_are() -> None:
-    """Without equal texts the draws, and so the intervals, are those of the texts themselves."""
-    tokens, steps = random_texts(np.random.default_rng(11), 30)
-    found = by_text([f"{7919 * i % 31}" for i in range(30)], tokens, steps)
-    assert [each.tolist() for each in found] == [tokens.tolist(), steps.tolist()]
 
 
 @looped("texts", [0, 1])

@@ -33,16 +33,6 @@ def test_falling_equals_pooling(width: int) -> None:
     assert np.array_equal(np.concatenate([falling_rows(rows[:7]), falling_rows(rows[7:])]), fitted)
 
 
-def test_falling_again_changes_nothing() -> None:
-    """Smoothed rows, and rows that fall from the start, stay as they are."""
-    rows = np.random.default_rng(0).random((20, 9))
-    once = falling_rows(rows)
-    assert np.array_equal(falling_rows(once), once)
-    ordered = -np.sort(-rows, axis=1)
-    assert np.array_equal(falling_rows(ordered), ordered)
-    assert falling_rows(np.array([[1.0, 3.0, 2.0, 0.0]])).tolist() == [[2.0, 2.0, 2.0, 0.0]]
-
-
 def test_falling_keeps_zeros_exact() -> None:
     """Zeros at the end of a row stay exactly 0: growth leaves out nodes of value 0."""
     rows = np.random.default_rng(1).random((50, 12))

@@ -83,25 +83,6 @@ def test_shares_are_of_tokens() -> None:
     np.testing.assert_allclose(mixed.tokens_per_step, found)
 
 
-def test_shares_by_tokens_weigh_every_text_alike() -> None:
-    """With the numbers of tokens as shares the mixture is the tree of all texts put together."""
-    tasks = Tasks([ONE, THREE], LIMITS, candidates("joint", "visits"))
-    mixed = tasks.weighted([ONE.positions, THREE.positions])
-    together = Fitter(tasks.joined, LIMITS).choose(candidates("joint", "visits"))
-    assert mixed.fit.tree == together.tree
-    assert mixed.fit.method == together.method
-
-
-@looped("values, weights", [("independent", "uniform"), ("joint", "visits")])
-def test_robust_is_at_least_as_good_on_the_worst_task(values: str, weights: str) -> None:
-    """Weight moves to the task left furthest behind, so the worst one keeps at least what equal weights leave it."""
-    tasks = Tasks([ONE, TWO, THREE], LIMITS, candidates(values, weights))
-    robust, equal = tasks.robust(), tasks.weighted([1, 1, 1])
-    assert worst(robust, tasks) >= worst(equal, tasks)
-    assert robust.shares.sum() == pytest.approx(1.0)
-    assert (robust.shares > 0).all()
-
-
 @looped("nodes", [3, 10])
 @looped("tasks", [(ONE, TWO), (ONE, TWO, THREE), (ONE, ONE), (task(7, [0, 0, 0]), THREE, TWO)])
 def test_robust_is_twelve_naive_rounds(tasks: tuple[Calibration, ...], nodes: int) -> None:
@@ -122,14 +103,6 @@ def test_robust_is_twelve_naive_rounds(tasks: tuple[Calibration, ...], nodes: in
     assert {(done, 12) for done in range(1, 13)} <= set(told)
     np.testing.assert_allclose(found.shares, wanted, rtol=1e-9)
     assert min(tau / best for tau, best in zip(found.tokens_per_step, own, strict=True)) == pytest.approx(most)
-
-
-def test_robust_moves_weight_to_the_hard_task() -> None:
-    """Two tasks want the same ranks and one wants others: equal weights neglect it, robust ones do not."""
-    tasks = Tasks([ONE, task(7, [0, 0, 0]), TWO], Limits(4, 12), candidates("independent", "uniform"))
-    robust, equal = tasks.robust(), tasks.weighted([1, 1, 1])
-    assert worst(robust, tasks) > worst(equal, tasks)
-    assert robust.shares[2] > 1 / 3
 
 
 @looped("change", ["heads_id", "model_id", "drafter_id", "num_heads", "top_k"])

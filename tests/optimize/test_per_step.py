@@ -179,16 +179,6 @@ def test_size_cost_is_that_of_naive_rounds(seconds: dict[int, float], seed: int,
     )
 
 
-@looped("seed", range(8))
-def test_fastest_policy_with_wrong_estimates(seed: int) -> None:
-    """Estimates that know nothing cost speed, but the best of all rounds is kept, and no fixed size is faster."""
-    calibration, profile = traced(seed, sequences=40), profile_of(SECONDS)
-    first = tuple((size, step_seconds(profile, size)) for size in STEP_SIZES[1:])
-    found = rate(calibration, fastest_policy(calibration, profile), profile)
-    assert found >= rate(calibration, TreePolicy(254, 3, "d1", first), profile) * (1 - 1e-6)
-    assert found >= max(rate(calibration, TreePolicy(size, 3, "d1"), profile) for size in STEP_SIZES[1:])
-
-
 def drafted(seconds: dict[int, float], drafting: dict[int, float]) -> LatencyProfile:
     """A profile with the seconds of drafting."""
     points = [LatencyPoint(n, 1, 512, s, s, s, drafting.get(n)) for n, s in seconds.items()]
@@ -221,14 +211,6 @@ def test_drafting_is_that_of_the_largest_size(seed: int, share: float) -> None:
         assert found > 1.05 * speed(fastest_policy(calibration, profile_of(SECONDS)))
 
 
-def test_equal_drafting_changes_nothing() -> None:
-    """Where drafting takes the same time at all sizes, the largest size is free, and costs are those of the steps."""
-    calibration = traced(5, exact=True)
-    plain = fastest_policy(calibration, profile_of(SECONDS))
-    same = fastest_policy(calibration, drafted(SECONDS, dict.fromkeys(SECONDS, 0.5)))
-    assert same == plain
-
-
 def test_profiles_of_other_steps_are_refused() -> None:
     """E223 for another drafter, E230 for static trees; a profile of the drafter's per-step trees is taken."""
     calibration = traced(3)
@@ -250,14 +232,6 @@ def test_profiles_of_other_steps_are_refused() -> None:
         )
 
 
-def test_dear_nodes_are_not_taken() -> None:
-    """Where every further draft costs more than it can bring, each step takes the one that it must."""
-    calibration = traced(3, exact=True)
-    policy = fastest_policy(calibration, profile_of({1: 1.0, 2: 50.0, 3: 5000.0, 8: 6000.0}))
-    assert policy.expected is not None
-    assert (policy.nodes, policy.expected.nodes) == (2, 2.0)
-
-
 def test_the_root_alone_is_never_cheap() -> None:
     """A step that chooses its tree has paid for heads and drafter, which the profile's one node does without."""
     for seconds in ({1: 0.01, 2: 1.0, 8: 1.1}, {1: 1.0, 2: 3.0, 8: 4.0}):
@@ -270,16 +244,6 @@ def test_profile_of_one_node_is_refused() -> None:
     with pytest.raises(TreeoptError, match="2 nodes") as caught:
         fastest_policy(traced(3, exact=True), profile_of({1: 1.0}))
     assert caught.value.code is Code.PROFILE_INVALID
-
-
-def test_free_nodes_are_all_taken() -> None:
-    """Where a node costs nothing, steps take whatever brings more."""
-    calibration = traced(3, exact=True)
-    policy = fastest_policy(calibration, profile_of({1: 1.0, 64: 1.0}))
-    whole = build_policy(calibration, 64)
-    assert policy.expected is not None
-    assert whole.expected is not None
-    assert policy.expected.replay == whole.expected.replay
 
 
 def test_sizes_end_with_the_profile() -> None:

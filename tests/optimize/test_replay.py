@@ -77,13 +77,6 @@ def test_replay_equals_simulation(seed: int) -> None:
         check(tree, calibration)
 
 
-@looped("seed", range(5))
-def test_replay_of_misses(seed: int) -> None:
-    """With few ranks kept most traces are misses, and a tree may ask for all that were kept."""
-    calibration = random_calibration(seed, top_k=2)
-    check(random_tree(seed, nodes=20, depth=4, ranks=2), calibration)
-
-
 def test_replay_of_very_short_texts() -> None:
     """Texts of one token, of two, and of none end their steps where they end."""
     lengths = [1, 2, 0, 1, 0, 3, 1]
@@ -108,64 +101,11 @@ def test_replay_by_hand() -> None:
     assert got.acceptance_by_depth().tolist() == [1.0, 0.5]
 
 
-def test_replay_of_one_node() -> None:
-    """The root alone makes exactly one token a step."""
-    calibration = random_calibration(3)
-    got = check(Tree(()), calibration)
-    assert got.tokens_per_step == 1.0
-    assert got.steps == calibration.positions
-    assert got.visited.all()
-    assert got.acceptance_by_depth().tolist() == []
-
-
 def test_replay_without_text() -> None:
     """No text at all is one token per step by definition."""
     got = replay(Tree.chain(2), make_calibration([np.zeros((0, 2))]))
     assert (got.steps, got.tokens, got.tokens_per_step) == (0, 0, 1.0)
     assert got.acceptance_by_depth().tolist() == [0.0, 0.0]
-
-
-@looped("depth", [1, 2, 3, 4])
-def test_replay_of_a_chain(depth: int) -> None:
-    """A chain accepts up to its first wrong best guess."""
-    calibration = random_calibration(depth)
-    got = check(Tree.chain(depth), calibration)
-    zeros = (calibration.ranks[:, :depth] == 0).cumprod(axis=1).sum(axis=1)
-    assert got.accepted.tolist() == zeros.tolist()
-
-
-def test_replay_of_a_perfect_chain() -> None:
-    """Heads that are always right fill each step: 12 tokens in three steps of four."""
-    got = check(Tree.chain(3), make_calibration([np.zeros((12, 3))]))
-    assert (got.steps, got.tokens_per_step) == (3, 4.0)
-
-
-def test_replay_of_a_tree_with_gaps() -> None:
-    """A tree may leave out the better ranks; they are not accepted."""
-    answers = np.array([[2, 5], [0, 5], [2, 0], [7, 7], [0, 0], [0, 0]])
-    tree = Tree(((2,), (7,), (2, 5)))
-    got = check(tree, make_calibration([answers]))
-    assert got.accepted.tolist() == [2, 0, 1, 1, 0, 0]
-
-
-@looped(
-    "ranks, paths, accepted",
-    [
-        ((5, 0), ((0,),), 0),
-        ((5, 0), ((0,), (0, 0)), 0),
-        ((5, 0, 0), ((0,), (5,), (0, 0), (0, 0, 0)), 1),
-        ((1, 0, 0), ((0,), (0, 0), (0, 0, 0)), 0),
-        ((0, 5, 0), ((0,), (0, 0), (0, 0, 0)), 1),
-        ((0, 1, 0), ((0,), (1,), (0, 0), (1, 0), (0, 0, 0)), 1),
-        ((MISS, 0, 0), ((0,), (0, 0), (0, 0, 0)), 0),
-        ((NONE, 0, 0), ((0,), (0, 0), (0, 0, 0)), 0),
-    ],
-)
-def test_walk_that_left_the_tree_never_comes_back(
-    ranks: tuple[int, ...], paths: tuple[tuple[int, ...], ...], accepted: int
-) -> None:
-    """A right deeper guess below a wrong one counts for nothing."""
-    assert accepted_drafts(Tree(paths), np.array([ranks], np.uint8)).tolist() == [accepted]
 
 
 def test_sentinels_are_never_accepted() -> None:
@@ -192,15 +132,3 @@ def test_rank_that_was_not_kept_is_refused() -> None:
     assert caught.value.code.number == "E102"
     assert caught.value.at == "[0, 16]"
     check(Tree(((0,), (0, KEPT - 1))), calibration)
-
-
-def test_shuffled_ranks_change_tokens_per_step() -> None:
-    """Replay sees which heads hit together: the same accuracies at unrelated positions give another figure."""
-    rng = np.random.default_rng(11)
-    easy = rng.random(2000) < 0.5
-    answers = np.where(easy[:, None], 0, 9).repeat(3, axis=1)
-    shuffled = np.stack([rng.permutation(column) for column in answers.T], axis=1)
-    together, apart = make_calibration([answers]), make_calibration([shuffled])
-    np.testing.assert_allclose(together.accuracy, apart.accuracy, atol=0.01)
-    one, other = check(Tree.chain(3), together), check(Tree.chain(3), apart)
-    assert one.tokens_per_step > other.tokens_per_step + 0.2

@@ -16,7 +16,7 @@ from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.optimize.build_job import judge, split
 from treeopt.optimize.curve import measure_curve, policy_curve
-from treeopt.optimize.intervals import by_text, difference_interval, prediction_interval
+from treeopt.optimize.intervals import by_text, difference_interval
 from treeopt.optimize.mixtures import join_tasks
 from treeopt.optimize.per_step import build_policy, replay_policy
 from treeopt.optimize.replay import TextSums, replay, standard_error
@@ -179,18 +179,6 @@ def test_levels_without_paths_have_no_hits(max_rank: int) -> None:
             assert build_tree(one, 5, max_rank=max_rank).max_rank <= max_rank
 
 
-def test_prediction_interval_holds_the_count_on_new_texts() -> None:
-    """The 90 % interval of a tree, from the sums of one sample, holds the counted figure of another in most cases."""
-    tree = random_tree(4, nodes=12, depth=LEVELS, ranks=RANKS)
-    made = [sampled(seed, texts=40, traced=RANKS, length=30) for seed in range(300, 360)]
-    inside = 0
-    for one, fresh in itertools.pairwise(made):
-        interval = prediction_interval(*by_text(one.token_hashes, *replay(tree, one).sums.columns))
-        assert interval is not None
-        inside += interval.low <= fresh.positions / replay(tree, fresh).steps <= interval.high
-    assert 0.8 * (len(made) - 1) <= inside  # 0.9 expected, 0.7 where new texts are taken for sums
-
-
 def test_tasks_at_different_temperatures_are_refused() -> None:
     """E221: the figures of one tree cannot be of two temperatures."""
     one, other = sampled(1), sampled(2)
@@ -217,17 +205,6 @@ def test_accuracy_is_a_mean_of_probabilities() -> None:
             accuracy[level, :TRACED], calibration.target.probability[there, level].astype(np.float64).mean(axis=0)
         )
         np.testing.assert_allclose(accuracy[level, 5], (calibration.ranks[there, level] == 5).mean())
-
-
-def test_sums_vary_less_than_counts() -> None:
-    """Over many samples of texts, both figures have one mean, and that of the sums spreads less."""
-    tree = random_tree(4, nodes=12, depth=LEVELS, ranks=RANKS)
-    made = [sampled(seed, texts=20, traced=RANKS, length=40) for seed in range(100, 160)]
-    sums = np.array([replay(tree, one).tokens_per_step for one in made])
-    counts = np.array([replay(tree, dataclasses.replace(one, target=None)).tokens_per_step for one in made])
-    difference = sums - counts
-    assert abs(difference.mean()) < 4 * difference.std() / np.sqrt(len(made))
-    assert sums.std() < 0.8 * counts.std()
 
 
 @looped("method", [MEDUSA, Method("joint", "visits", 64.0)])

@@ -194,27 +194,6 @@ def test_medusa_alone_wins() -> None:
     assert fit.tree == fit.growth.tree(16)
 
 
-@looped("seed", range(4))
-def test_choice_on_independent_heads_is_not_much_worse(seed: int) -> None:
-    """Where Medusa's assumption is true and texts are few, the choice costs next to nothing on fresh ones."""
-    few = random_calibration(seed, sequences=12)
-    fresh = random_calibration(seed + 100, sequences=300)
-    medusa = build_tree(few, 24, values="independent", weights="uniform")
-    assert replay(build_tree(few, 24), fresh).tokens_per_step > 0.985 * replay(medusa, fresh).tokens_per_step
-
-
-@looped("method", METHODS)
-def test_fit_is_deterministic(method: Method) -> None:
-    """The same calibration and seed give equal trees, growths, trials and steps."""
-    one, other = (Fitter(random_calibration(5), Limits(20, 16)).choose([MEDUSA, method]) for _ in range(2))
-    assert one.tree == other.tree
-    assert one.growth.values.tolist() == other.growth.values.tolist()
-    assert one.sums is not None
-    assert other.sums is not None
-    assert one.sums.steps.tolist() == other.sums.steps.tolist()
-    assert (one.method, one.trials) == (other.method, other.trials)
-
-
 @looped("method", METHODS)
 def test_weight_two_equals_twice(method: Method) -> None:
     """A text of weight two counts as two equal texts, whatever the method."""
@@ -275,22 +254,6 @@ def test_cross_validated_steps_are_of_trees_without_them() -> None:
         tree = grow(IndependentValues(others.accuracy), 24).tree()
         alone = TraceRows.of(calibration, folds == fold).sums(tree)
         assert alone.steps.tolist() == fit.sums.steps[folds == fold].tolist()
-
-
-@looped("method", [MEDUSA, JOINT])
-def test_cross_validated_steps_fall_with_size(method: Method) -> None:
-    """One node makes a step of every token, the largest size is the choice's own, and in between steps fall."""
-    calibration = random_calibration(8, sequences=40)
-    fitter = Fitter(calibration, Limits(32, 16))
-    sizes = [1, 2, 4, 8, 16, 32]
-    found = [sums.steps for sums in fitter.cross_validated_sums(method, sizes)]
-    assert found[0].tolist() == np.diff(calibration.offsets).tolist()
-    totals = [int(steps.sum()) for steps in found]
-    assert all(more < 1.01 * fewer for fewer, more in itertools.pairwise(totals))
-    assert totals[-1] < totals[0] / 2
-    fit = fitter.choose([method])
-    assert fit.sums is not None
-    assert found[-1].tolist() == fit.sums.steps.tolist()
 
 
 @looped("method", METHODS)

@@ -57,24 +57,6 @@ def test_expected_by_hand() -> None:
     assert tree.expected.replay == 2.0
 
 
-def test_one_node_of_a_built_tree() -> None:
-    """A budget of one node gives the root alone: one token per step by both estimates."""
-    tree = build_tree(random_calibration(0), 1)
-    assert tree.paths == ()
-    assert tree.expected is not None
-    assert (tree.expected.independent, tree.expected.replay) == (1.0, 1.0)
-
-
-def test_built_tree_is_better_than_others() -> None:
-    """By its own estimate no chain and no flat tree of the same size is better."""
-    calibration = random_calibration(1, sequences=40, heads=4)
-    tree = build_tree(calibration, 5)
-    flat = Tree(tuple((rank,) for rank in range(4)))
-    assert tree.expected is not None
-    for other in (Tree.chain(4), flat):
-        assert tree.expected.independent >= 1.0 + math.fsum(products(other, calibration)) - 1e-5
-
-
 @looped("max_rank", [0, 1, 3])
 def test_max_rank_is_respected(max_rank: int) -> None:
     """No path has a larger rank; the largest allowed is used."""
@@ -132,21 +114,6 @@ def test_source_names_the_calibration() -> None:
         "sequences": 7,
         "positions": calibration.positions,
     }
-
-
-def test_budget_beyond_what_has_value() -> None:
-    """Ranks that never came are left out, so the tree is smaller than asked for."""
-    calibration = make_calibration([np.array([[0, 1], [2, 1], [0, 1], [0, 1]])])
-    tree = build_tree(calibration, 64)
-    assert tree.paths == ((0,), (2,), (0, 1), (2, 1))
-    assert tree.source["method"]["budget"] == 64
-
-
-def test_built_twice_is_equal() -> None:
-    """The same calibration gives the same tree, figures and source."""
-    one, other = (build_tree(random_calibration(2), 64) for _ in range(2))
-    assert one == other
-    assert (one.expected, one.source) == (other.expected, other.source)
 
 
 @looped("levels, ranks", [(5, 32), (8, 100), (9, 253)])

@@ -99,14 +99,6 @@ def test_empty_levels_have_no_paths() -> None:
     check_counts(np.full((3, 2), MISS, np.uint8), 4, np.ones(3))
 
 
-def test_one_position_is_one_path() -> None:
-    """A single row makes one path of each length."""
-    check_counts(np.array([[3, 0, 1]], np.uint8), 4, np.array([0.5]))
-    trie = PathTrie(np.array([[3, 0, 1]], np.uint8), 4)
-    assert paths_of(trie) == [[()], [(3,)], [(3, 0)], [(3, 0, 1)]]
-    assert trie.find(np.array([[3, 0, 1], [3, 0, 0]], np.int32)).tolist() == [0, -1]
-
-
 def test_no_position_is_no_path() -> None:
     """Without any positions all counts are empty, but the root has its trials: none."""
     counts = PathTrie(np.zeros((0, 2), np.uint8), 4).count(np.zeros(0))

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 from helpers import pooled, random_calibration
 from looped import looped
 from numpy.typing import NDArray
@@ -93,25 +92,6 @@ def test_joint_equals_a_naive_version(seed: int, top_k: int, strength: float, vi
         np.testing.assert_allclose(table, wanted, rtol=1e-9, atol=1e-15)
         seldom += sum(sum(naive.shares(uniform, path, depth)[0]) == 0 for path in paths)
     assert seldom or top_k < 4  # the case of paths that never came was there
-
-
-@looped("visited", [False, True])
-def test_joint_without_prior_is_the_exact_joint_frequency(visited: bool) -> None:
-    """Where a prior is worth nothing and shares fall by themselves, a path's value is the weight of its positions."""
-    table = [path for path in itertools.product(range(3), repeat=3) for _ in range(3 ** (6 - sum(path)))]
-    ranks = np.array(table, np.uint8)
-    visits = np.where(ranks[:, 0] == 0, 1.0, 0.5)  # still falling
-    counted = visits if visited else np.ones(len(ranks))
-    estimator = joint(ranks, 3, np.ones(len(ranks)), visits if visited else None, 1e-9)
-    values: dict[Path, float] = {(): 1.0}
-    for depth in range(3):
-        paths = sorted(path for path in values if len(path) == depth)
-        own = np.array([values[path] for path in paths])
-        for path, row in zip(paths, estimator.children(as_rows(paths, depth), own), strict=True):
-            values.update({(*path, rank): float(value) for rank, value in enumerate(row)})
-    for path, value in values.items():
-        same = (ranks[:, : len(path)] == np.array(path, np.uint8)).all(axis=1)
-        assert value == pytest.approx(counted[same].sum() / counted.sum(), rel=1e-6)
 
 
 @looped("strength", [1e-9, 1.0, 256.0])

@@ -123,20 +123,6 @@ def test_large_batches_want_a_few_nodes() -> None:
         assert np.all(np.diff(charted) < 0)
 
 
-def test_longer_contexts_lower_the_gain() -> None:
-    """At batch 1 and 4 the greatest speedup falls with the context, over the paper's lengths."""
-    for batch in (1, 4):
-        gains = [planned(batch=batch, context=2**power).best[0].any_speedup for power in range(7, 14)]
-        assert np.all(np.diff(gains) < 0), (batch, gains)
-
-
-def test_linear_layers_do_not_depend_on_the_context() -> None:
-    """Only scores and values do."""
-    model = StepModel(named_shape("llama-7b"), DEVICES["a40"])
-    for one, other in zip(model.operators([64], 4, 128), model.operators([64], 4, 8192), strict=True):
-        assert (one.flops[0] == other.flops[0]) == (one.name not in ("scores", "values"))
-
-
 def test_a_drafter_without_enough_sizes_ends_there() -> None:
     """Points beyond the largest calibrated size are left out; the other drafter has them."""
     model = StepModel(named_shape("llama-7b"), DEVICES["a40"])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from looped import looped
 
 from treeopt.calibrate.results import fill_work
 from treeopt.errors import Code, TreeoptError
@@ -26,7 +27,7 @@ def crafted(path: Path, names: list[str], *, index: int = 0, count: int = 1, bat
     return path
 
 
-@pytest.mark.parametrize(
+@looped(
     "name",
     [
         OUTSIDE,
@@ -51,7 +52,7 @@ def test_names_of_other_files_are_refused(tmp_path: Path, name: str) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
+@looped(
     ("numbers", "index", "count", "batches"),
     [
         ([0, 2], 0, 1, 2),  # a number that is not below the batches

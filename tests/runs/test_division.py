@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from drafters import prompts_of
+from looped import looped
 from teams import together
 from tiny import cycle_heads, tiny_base
 
@@ -26,7 +27,7 @@ from treeopt.tree import Tree
 NEW = 10
 
 
-@pytest.mark.parametrize(("size", "count"), [(2, 7), (3, 2), (3, 0)])
+@looped(("size", "count"), [(2, 7), (3, 2), (3, 0)])
 def test_each_part_is_made_once_and_known_to_all(size: int, count: int) -> None:
     """With 2 processes and 3, with fewer parts than processes too, and twice in a row."""
     made: list[int] = []

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from looped import looped
 from owners import owner
 
 from treeopt.errors import Code, TreeoptError
@@ -112,7 +113,7 @@ def test_the_lock_of_another_process_stays(lock: Lock, tmp_path: Path) -> None:
         assert (tmp_path / ".run.partial.lock").read_text().startswith(f"process {process.pid} ")
 
 
-@pytest.mark.parametrize("system", ["no locks", "Windows"])
+@looped("system", ["no locks", "Windows"])
 def test_a_file_system_without_locks(system: str, lock: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is locked, a warning says so, and the file is deleted."""
 
@@ -137,7 +138,7 @@ def test_imported_without_fcntl() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("kind", ["link", "text", "pipe", "folder"])
+@looped("kind", ["link", "text", "pipe", "folder"])
 def test_files_of_others_in_its_place_stay(kind: str, lock: Lock, tmp_path: Path) -> None:
     """A link, and a file, pipe or folder that treeopt did not write, is E204 and stays as it is."""
     file, other = tmp_path / ".run.partial.lock", tmp_path / "other"

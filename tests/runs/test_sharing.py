@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from looped import looped
 from teams import team, together
 
 from treeopt.errors import Code, TreeoptError
@@ -47,7 +48,7 @@ def begun(folder: Path, **options: Any) -> Callable[[Processes], Work]:
     return begin
 
 
-@pytest.mark.parametrize(("size", "count"), [(2, 7), (3, 2), (3, 0)])
+@looped(("size", "count"), [(2, 7), (3, 2), (3, 0)])
 def test_each_chunk_is_made_once_and_read_by_all(tmp_path: Path, size: int, count: int) -> None:
     """With 2 processes and 3, with fewer chunks than processes too; no process makes a chunk again."""
     made: list[str] = []

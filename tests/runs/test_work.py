@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT_FOLDER
+from looped import looped
 from owners import owner
 from torn import TORN
 
@@ -101,7 +101,7 @@ def test_arrays_keep_their_type(tmp_path: Path) -> None:
         assert found[name].shape == array.shape
 
 
-@pytest.mark.parametrize("rows", [[], [[]], [[], [5], [], [1, 2, 3], []]])
+@looped("rows", [[], [[]], [[], [5], [], [1, 2, 3], []]])
 def test_rows_of_any_length(rows: list[list[int]]) -> None:
     """Rows come back as they were, empty ones at any place."""
     assert unpack_rows(pack_rows(rows)) == rows
@@ -119,7 +119,7 @@ def test_unfinished_run_names_both_continuations(tmp_path: Path) -> None:
     assert work.chunks == 0
 
 
-@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
+@looped("options", [{}, {"resume": True}, {"overwrite": True}])
 def test_a_run_that_lives_is_left_alone(tmp_path: Path, options: dict[str, bool]) -> None:
     """While its process lives a run is E204 whatever is given, also after the first check, and keeps its files."""
     first = Work(tmp_path / "out.safetensors")
@@ -145,7 +145,7 @@ def test_a_run_that_begins_after_the_check_is_not_deleted(tmp_path: Path) -> Non
     assert Work(tmp_path / "out.safetensors", resume=True).chunks == 1
 
 
-@pytest.mark.parametrize("make", [made, refused])
+@looped("make", [made, refused])
 def test_a_folder_of_another_run_is_noticed(tmp_path: Path, make: Callable[[], Chunk]) -> None:
     """Where nothing is locked, and another run begins in the folder, no chunk is written to it, nor read from it."""
     work = begun(tmp_path, chunks=0)
@@ -159,7 +159,7 @@ def test_a_folder_of_another_run_is_noticed(tmp_path: Path, make: Callable[[], C
     assert other.chunks == (make is refused)
 
 
-@pytest.mark.parametrize("name", ["answers-000000", "answers-000001"])
+@looped("name", ["answers-000000", "answers-000001"])
 def test_a_folder_that_is_deleted_is_named(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that somebody deletes, before a chunk is written or while it is read, is E404 with its name."""
     work = begun(tmp_path)
@@ -203,8 +203,8 @@ def test_killed_before_the_first_chunk(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "answers-000000.safetensors/x", ".hidden", "answers-1.safetensors"])
-@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
+@looped("name", ["notes.txt", "answers-000000.safetensors/x", ".hidden", "answers-1.safetensors"])
+@looped("options", [{}, {"resume": True}, {"overwrite": True}])
 def test_folders_of_others_are_left_alone(tmp_path: Path, name: str, options: dict[str, bool]) -> None:
     """A folder with any other file is E204, whatever is given, and keeps all files."""
     file = tmp_path / FOLDER / name
@@ -232,7 +232,7 @@ def test_file_that_appears_later_stays(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / FOLDER).iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize("keep", [0, 9, -1])
+@looped("keep", [0, 9, -1])
 def test_damaged_chunks_are_named(tmp_path: Path, keep: int) -> None:
     """A stored chunk that was cut or changed is E205 with its file; once removed it is made again."""
     work = begun(tmp_path)
@@ -245,7 +245,7 @@ def test_damaged_chunks_are_named(tmp_path: Path, keep: int) -> None:
     assert unpack_rows(work.chunk("answers-000000", made)) == [[1, 2], []]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"a": '])
+@looped("text", ["", "[]", '{"a": '])
 def test_damaged_settings_are_named(tmp_path: Path, text: str) -> None:
     """Settings that cannot be read are E205."""
     begun(tmp_path)
@@ -327,7 +327,7 @@ def test_stop_outside_chunks(tmp_path: Path) -> None:
         Work(tmp_path / "other.safetensors").stop()
 
 
-@pytest.mark.parametrize(
+@looped(
     "name",
     [
         "../answers-000000",
@@ -348,21 +348,22 @@ def test_names_of_chunks_are_those_of_the_folder(tmp_path: Path, name: str) -> N
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_kills_at_random_bytes(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_kills_inside_writes(tmp_path: Path) -> None:
     """Killed again and again inside writes, the run loses at most a chunk each time, and ends with the same rows."""
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
-    rng, stored, kills = random.Random(seed), 0, 0
-    environment = {**os.environ, "PYTHONPATH": str(ROOT_FOLDER)}
-    while not (tmp_path / "rows.txt").exists():
-        after = rng.randrange(1, 3000) if kills < 4 else 0  # a chunk has about 600 bytes
+    stored, environment = 0, {**os.environ, "PYTHONPATH": str(ROOT_FOLDER)}
+    for after in (
+        1,
+        300,
+        1000,
+        1900,
+        0,
+    ):  # bytes before the kill, 0 never; a chunk has about 600
         done = subprocess.run([sys.executable, "-c", RUN, str(after)], cwd=tmp_path, env=environment, check=False)
-        assert done.returncode in (0, -signal.SIGKILL)
-        kills += done.returncode != 0
-        now = len(list((tmp_path / FOLDER).glob("answers-*"))) if done.returncode else 8
+        assert done.returncode == (-signal.SIGKILL if after else 0)
+        now = len(list((tmp_path / FOLDER).glob("answers-*"))) if after else 8
         assert now >= stored
         assert now >= stored + after // 800 - 2  # begun.json, and the chunk in flight, may be among the bytes
         stored = now
-    assert kills
     assert (tmp_path / "rows.txt").read_text() == repr(WHOLE)
     assert [file.name for file in tmp_path.iterdir()] == ["rows.txt"]

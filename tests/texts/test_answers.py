@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from drafters import prompts_of
+from looped import looped
 from tiny import FAMILIES, chat_base, tiny_base
 
 from treeopt.models.base import Base
@@ -22,8 +22,8 @@ def choices_at(base: Base, text: Text) -> list[int]:
         return [int(base.model(torch.tensor([prefix])).logits[0, -1].argmax()) for prefix in prefixes]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 3.0])
+@looped("family", FAMILIES)
+@looped("temperature", [0.7, 1.0, 3.0])
 def test_choices_of_sampled_answers(family: str, temperature: float) -> None:
     """In a batch of prompts of any lengths, with ends of text: the greedy choice at each token of the cut answer."""
     base = tiny_base(family, 3)
@@ -39,7 +39,7 @@ def test_choices_of_sampled_answers(family: str, temperature: float) -> None:
     assert any(one.choices != one.text.answer for one in drawn)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@looped("temperature", [0.0, 1.5])
 def test_recording_changes_no_answer(temperature: float) -> None:
     """The answers are those of `continue_texts` by the same seed; greedy answers are their choices."""
     base = tiny_base("llama", 3)

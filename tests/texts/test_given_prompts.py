@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from looped import looped
 from tiny import chat_base
 
 from treeopt.errors import Code, TreeoptError
@@ -72,16 +73,14 @@ def test_texts_are_encoded_or_taken() -> None:
     assert [one.reason for one in skipped] == ["too long for the context"]
 
 
-@pytest.mark.parametrize(
-    "given", [None, 5, b"prompts", {"prompt": "a"}, {"a"}, [5], ["a", None], [["a"]], [[]], [b"a"]]
-)
+@looped("given", [None, 5, b"prompts", {"prompt": "a"}, {"a"}, [5], ["a", None], [["a"]], [[]], [b"a"]])
 def test_other_types_are_refused(given: object) -> None:
     """What holds no prompts is a TypeError that says what is accepted."""
     with pytest.raises(TypeError, match=r"prompts are a file name, a list of strings, of rows such as \{'instr"):
         as_prompt_set(given)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("given", "code"),
     [
         ([], Code.PROMPTS_EMPTY),

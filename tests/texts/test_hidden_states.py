@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from head_ranks import head_ranks
+from looped import looped
 from naive_draft import random_drafter
 from tiny import random_heads, tiny_base
 from transformers import ElectraConfig, ElectraForCausalLM, RobertaConfig, RobertaForCausalLM
@@ -23,8 +24,8 @@ from treeopt.tree import Tree
 TEXT = Text("set:0", [3, 8, 5], [9, 2, 7])
 
 
-@pytest.mark.parametrize("layer", ["norm", "lm_head"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@looped("layer", ["norm", "lm_head"])
+@looped("value", [float("nan"), float("inf")])
 def test_base_that_gives_no_numbers_is_blamed(layer: str, value: float) -> None:
     """Where the base's states are no numbers, or one row of the LM head that its heads share, it is the base."""
     base = tiny_base("llama")

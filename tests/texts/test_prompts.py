@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow
 import pytest
+from looped import looped
 from pyarrow import parquet
 
 from treeopt.errors import EXIT_ENVIRONMENT, EXIT_INPUT, Code, TreeoptError
@@ -64,7 +65,7 @@ def contents(prompts: PromptSet) -> list[str]:
     return [prompt.text if prompt.messages is None else prompt.messages[-1]["content"] for prompt in prompts.prompts]
 
 
-@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
+@looped("suffix", [".json", ".jsonl", ".parquet"])
 def test_load_prompts_rows(tmp_path: Path, suffix: str) -> None:
     """The same rows come out of all three forms."""
     prompts = load_prompts(str(write_rows(tmp_path / f"rows{suffix}", ROWS)))
@@ -72,7 +73,7 @@ def test_load_prompts_rows(tmp_path: Path, suffix: str) -> None:
     assert prompts.prompts[0].messages == ({"role": "user", "content": "Name a bird."},)
 
 
-@pytest.mark.parametrize("suffix", [".txt", ".json", ".jsonl"])
+@looped("suffix", [".txt", ".json", ".jsonl"])
 def test_load_prompts_plain_strings(tmp_path: Path, suffix: str) -> None:
     """A bare string, or a line of a .txt, is a request."""
     prompts = load_prompts(str(write_rows(tmp_path / f"rows{suffix}", ["Name a bird.", "Näme ä fish."])))
@@ -80,14 +81,14 @@ def test_load_prompts_plain_strings(tmp_path: Path, suffix: str) -> None:
     assert prompts.prompts[1].messages == ({"role": "user", "content": "Näme ä fish."},)
 
 
-@pytest.mark.parametrize(("suffix", "line"), [(".txt", "{}"), (".jsonl", '"{}"')])
+@looped(("suffix", "line"), [(".txt", "{}"), (".jsonl", '"{}"')])
 def test_load_prompts_blank_lines(tmp_path: Path, suffix: str, line: str) -> None:
     """Blank lines are no prompts."""
     (tmp_path / f"rows{suffix}").write_text("\n".join(["", line.format("a"), "  ", line.format("b"), ""]))
     assert contents(load_prompts(str(tmp_path / f"rows{suffix}"))) == ["a", "b"]
 
 
-@pytest.mark.parametrize("field", ["instruction", "prompt"])
+@looped("field", ["instruction", "prompt"])
 def test_load_prompts_request_fields(tmp_path: Path, field: str) -> None:
     """`instruction` and `prompt` are requests."""
     prompt = one(tmp_path, {field: "Name a bird.", "other": 3})
@@ -123,7 +124,7 @@ QUESTIONS = [
 ]
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@looped("suffix", [".jsonl", ".parquet"])
 def test_load_prompts_turns(tmp_path: Path, suffix: str) -> None:
     """MT-bench's and Spec-Bench's rows begin with their first turn, keep the others, and their category."""
     first, second = load_prompts(str(write_rows(tmp_path / f"question{suffix}", QUESTIONS))).prompts
@@ -154,13 +155,13 @@ def test_prompt_after_an_answer(tmp_path: Path) -> None:
     assert ids[1] == f"{first.id}.02"
 
 
-@pytest.mark.parametrize("turns", [[], [3], ["a", ""], "a", [["a"]]])
+@looped("turns", [[], [3], ["a", ""], "a", [["a"]]])
 def test_load_prompts_unusable_turns(tmp_path: Path, turns: Any) -> None:
     """Turns that are no list of texts are no prompt."""
     assert refusal(write_rows(tmp_path / "rows.json", [{"turns": turns}])).code is Code.PROMPTS_INVALID
 
 
-@pytest.mark.parametrize("field", ["output", "response", "completion", "answer"])
+@looped("field", ["output", "response", "completion", "answer"])
 def test_load_prompts_answers(tmp_path: Path, field: str) -> None:
     """An answer is read where it is wanted, and only there."""
     row = {"instruction": "Name a bird.", field: "A wren."}
@@ -176,7 +177,7 @@ def test_load_prompts_answers_missing(tmp_path: Path) -> None:
     assert f"row 1 of {file}" in error.what
 
 
-@pytest.mark.parametrize(
+@looped(
     "row",
     [
         {"question": "Name a bird."},
@@ -226,7 +227,7 @@ def test_load_prompts_ids(tmp_path: Path) -> None:
     assert [prompt.id for prompt in prompts.prompts[::11]] == [f"{digest[:16]}:00000000", f"{digest[:16]}:00000011"]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("name", "text", "place"),
     [
         ("rows.json", '[\n "a",\n "b"\n "c"]', ":4:2"),
@@ -248,9 +249,7 @@ def test_load_prompts_deep_json(tmp_path: Path) -> None:
     assert refusal(tmp_path / "rows.json").code is Code.FILE_INVALID
 
 
-@pytest.mark.parametrize(
-    ("name", "content"), [("rows.parquet", b"PAR1 but not really PAR1"), ("rows.txt", b"\xff\xfe")]
-)
+@looped(("name", "content"), [("rows.parquet", b"PAR1 but not really PAR1"), ("rows.txt", b"\xff\xfe")])
 def test_load_prompts_damaged(tmp_path: Path, name: str, content: bytes) -> None:
     """A parquet file that is none, and bytes that are no UTF-8, are damaged files."""
     (tmp_path / name).write_bytes(content)
@@ -259,7 +258,7 @@ def test_load_prompts_damaged(tmp_path: Path, name: str, content: bytes) -> None
     assert name in error.what
 
 
-@pytest.mark.parametrize(("name", "text"), [("rows.json", "[]"), ("rows.jsonl", "\n"), ("rows.txt", " \n")])
+@looped(("name", "text"), [("rows.json", "[]"), ("rows.jsonl", "\n"), ("rows.txt", " \n")])
 def test_load_prompts_empty(tmp_path: Path, name: str, text: str) -> None:
     """A file without rows, or a limit of none, leaves no prompt."""
     (tmp_path / name).write_text(text)
@@ -267,7 +266,7 @@ def test_load_prompts_empty(tmp_path: Path, name: str, text: str) -> None:
     assert refusal(write_rows(tmp_path / "full.txt", ["a"]), limit=0).code is Code.PROMPTS_EMPTY
 
 
-@pytest.mark.parametrize("name", ["absent.json", "./absent", "absent.txt", "/no/such/place"])
+@looped("name", ["absent.json", "./absent", "absent.txt", "/no/such/place"])
 def test_load_prompts_missing(offline: list[object], name: str) -> None:
     """A name that can only be a path is a missing file, and the hub is not asked."""
     error = refusal(name)
@@ -284,7 +283,7 @@ def test_load_prompts_other_form(tmp_path: Path) -> None:
     assert "not a list" in refusal(tmp_path / "rows.json").what
 
 
-@pytest.mark.parametrize("name", ["owner/prompts", "owner/prompts:train", "alpaca_eval"])
+@looped("name", ["owner/prompts", "owner/prompts:train", "alpaca_eval"])
 def test_load_prompts_hub_offline(offline: list[object], name: str) -> None:
     """A hub data set and a named set end offline in one environment error, and no connection is tried."""
     error = refusal(name)
@@ -376,7 +375,7 @@ FAULTS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("row", "said"), FAULTS)
+@looped(("row", "said"), FAULTS)
 def test_faults_of_rows_are_named(tmp_path: Path, row: Any, said: str) -> None:
     """A row that is no prompt is told by its field, what that holds, what it must be, and what would work."""
     file = write_rows(tmp_path / "rows.json", ["fine", row])
@@ -391,7 +390,7 @@ def test_faults_of_parquet_types_are_named(tmp_path: Path) -> None:
     assert "has b'abc' in `text`" in refusal(file).what
 
 
-@pytest.mark.parametrize("answer", [{}, {"output": 3}])
+@looped("answer", [{}, {"output": 3}])
 def test_faults_of_answers_are_named(tmp_path: Path, answer: dict[str, Any]) -> None:
     """Where answers are scored, a row must have one, which is a text."""
     file = write_rows(tmp_path / "rows.json", [{"prompt": "a", **answer}])

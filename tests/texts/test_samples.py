@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from drafters import answered, planted, prompts_of
+from looped import looped
 
 from treeopt.models.base import Base
 from treeopt.progress import Progress, silent
@@ -37,9 +38,9 @@ def size(texts: list[Text]) -> int:
     return sum(len(text.answer) for text in texts)
 
 
-@pytest.mark.parametrize("short", [False, True])
-@pytest.mark.parametrize("prompts", [1, 3, 40])
-@pytest.mark.parametrize("tokens", [1, 10, 72, 333])
+@looped("short", [False, True])
+@looped("prompts", [1, 3, 40])
+@looped("tokens", [1, 10, 72, 333])
 def test_as_many_tokens_as_asked(prompts: int, tokens: int, short: bool) -> None:
     """So many tokens come out, a twentieth more at most, of few prompts or many, of short answers too."""
     base = ending(planted()[0]) if short else planted()[0]
@@ -97,7 +98,7 @@ def test_part_of_a_round_is_of_all_lengths() -> None:
     assert lengths == list(range(1, 41, 4))
 
 
-@pytest.mark.parametrize(("tokens", "short"), [(200, False), (200, True), (210, False)])  # 216 are three whole rounds
+@looped(("tokens", "short"), [(200, False), (200, True), (210, False)])  # 216 are three whole rounds
 def test_one_progress_over_all_tokens(tokens: int, short: bool) -> None:
     """Over all rounds progress rises from 0 by the tokens that were drawn, towards nearly one total, and ends there."""
     base = ending(planted()[0]) if short else planted()[0]

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import random_tree
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.tensors import write_arrays
 from treeopt.tree import Tree
-from treeopt.verify.buffers import BUFFER_NAMES, PAD, SCHEMA, Buffers, compile_tree, load_buffers, save_buffers
+from treeopt.verify.buffers import BUFFER_NAMES, SCHEMA, Buffers, compile_tree, load_buffers, save_buffers
 
 RankPath = tuple[int, ...]
 PUBLISHED = (
@@ -72,7 +73,7 @@ def test_compile_tree_worked_example() -> None:
     assert buffers.top_k == 2
 
 
-@pytest.mark.parametrize("seed", range(12))
+@looped("seed", range(12))
 def test_compile_tree_naive_builder(seed: int) -> None:
     """All tensors of random trees, with gaps among their ranks, are those of the definition."""
     tree = random_tree(seed, nodes=(2, 5, 20, 64)[seed % 4], depth=1 + seed % 6, ranks=40)
@@ -102,21 +103,7 @@ def test_compile_tree_one_node() -> None:
     assert buffers.as_medusa()["tree_indices"].tolist() == [0]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_retrieve_indices_round_trip(seed: int) -> None:
-    """Gathering the nodes' paths by the rows gives back every leaf's path, one ancestor after the other."""
-    tree = random_tree(seed, nodes=50, depth=5, ranks=9)
-    nodes, rows = node_paths(tree.paths), compile_tree(tree).retrieve_indices
-    found = []
-    for row in rows.tolist():
-        real = [node for node in row if node != PAD]
-        assert [nodes[node] for node in real] == [nodes[real[-1]][:length] for length in range(len(real))]
-        assert row[len(real) :] == [PAD] * (tree.depth + 1 - len(real))
-        found.append(nodes[real[-1]])
-    assert found == [nodes[leaf] for leaf in tree.leaves]
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
+@looped("name", PUBLISHED)
 def test_as_medusa_original_semantics(published: dict[str, list[RankPath]], name: str) -> None:
     """The nine published trees get the names, shapes, values and row order of the original code."""
     nodes = node_paths(published[name])
@@ -131,26 +118,7 @@ def test_as_medusa_original_semantics(published: dict[str, list[RankPath]], name
     assert medusa["retrieve_indices"].tolist() == naive_rows(nodes)[::-1]
 
 
-def test_published_names(published: dict[str, list[RankPath]]) -> None:
-    """There are nine published trees, all of them in the list above."""
-    assert sorted(published) == sorted(PUBLISHED)
-
-
-def test_as_medusa_known_values(published: dict[str, list[RankPath]]) -> None:
-    """The tree most pasted has 42 leaves whose last ones come first, and the known number of nodes a depth."""
-    medusa = compile_tree(Tree.from_paths(published["mc_sim_7b_63"])).as_medusa()
-    assert medusa["retrieve_indices"].shape == (42, 5)
-    assert medusa["retrieve_indices"][:5].tolist() == [
-        [0, 1, 11, 39, 63],
-        [0, 1, 11, 39, 62],
-        [0, 3, 28, 61, -1],
-        [0, 2, 21, 60, -1],
-        [0, 2, 21, 59, -1],
-    ]
-    assert medusa["medusa_position_ids"].bincount().tolist() == [1, 10, 28, 23, 2]
-
-
-@pytest.mark.parametrize("seed", range(4))
+@looped("seed", range(4))
 def test_as_medusa_narrow_trees(seed: int) -> None:
     """Trees that use fewer ranks than ten are spread to ten guesses a head."""
     tree = random_tree(seed, nodes=20, depth=4, ranks=(3, 5, 7, 10)[seed])
@@ -166,7 +134,7 @@ def test_as_medusa_rank_ten() -> None:
     assert "rank 10" in caught.value.what
 
 
-@pytest.mark.parametrize("nodes", [1, 30])
+@looped("nodes", [1, 30])
 def test_save_buffers_round_trip(tmp_path: Path, nodes: int) -> None:
     """What is written is read back, dtypes and top_k included, and equal trees give equal bytes."""
     tree = random_tree(7, nodes=nodes, depth=4, ranks=8)
@@ -220,7 +188,7 @@ def wrong_buffers() -> dict[str, Buffers]:
     return wrong | {"top_k": dataclasses.replace(right, top_k=3)}
 
 
-@pytest.mark.parametrize("name", [*BUFFER_NAMES, "top_k"])
+@looped("name", [*BUFFER_NAMES, "top_k"])
 def test_load_buffers_refuses_what_is_not_one_tree(tmp_path: Path, name: str) -> None:
     """A flipped bit of the mask, or any other number that is not the tree's, is refused when the file is loaded."""
     file = tmp_path / "buffers.safetensors"
@@ -257,7 +225,7 @@ def odd_buffers() -> dict[str, Buffers]:
     return {name: dataclasses.replace(right, **change) for name, change in changes.items()}
 
 
-@pytest.mark.parametrize("name", list(odd_buffers()))
+@looped("name", list(odd_buffers()))
 def test_odd_buffers_are_refused(tmp_path: Path, name: str) -> None:
     """In memory E103, in a file E203, in one line and before the memory of a larger tree is taken."""
     odd, file = odd_buffers()[name], tmp_path / "buffers.safetensors"
@@ -268,7 +236,7 @@ def test_odd_buffers_are_refused(tmp_path: Path, name: str) -> None:
         load_buffers(file)
 
 
-@pytest.mark.parametrize("name", ["nodes", "depth", "extra"])
+@looped("name", ["nodes", "depth", "extra"])
 def test_load_buffers_refuses_another_header_or_tensor(tmp_path: Path, name: str) -> None:
     """A file states the nodes and depth of its tree, and holds its tensors alone."""
     right, file = compile_tree(Tree.chain(2)), tmp_path / "buffers.safetensors"
@@ -285,7 +253,7 @@ def test_load_buffers_refuses_another_header_or_tensor(tmp_path: Path, name: str
         load_buffers(file)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@looped("seed", range(4))
 def test_levels_spell_the_paths(seed: int) -> None:
     """Each draft of a level follows its parent, one of the inner nodes above, so the levels give all paths in order."""
     tree = random_tree(seed, nodes=(2, 9, 20, 40)[seed], depth=4, ranks=5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from looped import looped
 from tiny import TREE_FAMILIES, tiny_base
 from torch import Tensor
 
@@ -31,7 +32,7 @@ def entries(cache: TreeCache) -> list[list[float]]:
     return [layer.keys[0, 0, :, 0].tolist() for layer in cache.layers]
 
 
-@pytest.mark.parametrize("family", TREE_FAMILIES)
+@looped("family", TREE_FAMILIES)
 def test_tree_cache_stock_generate(family: str) -> None:
     """Stock generate gives the same text on this cache as on its own."""
     base = tiny_base(family, 3)
@@ -51,7 +52,7 @@ def test_tree_cache_batched_generate() -> None:
     assert torch.equal(ours, base.generate(ids, mask, 12))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("nodes", "left"),
     [
         ([0], [0, 1, 2, 3]),
@@ -107,7 +108,7 @@ def test_update_rows_apart() -> None:
         assert read[:, 0, :, 0].tolist() == [[0, 1, 50, 51, 0, 0], [0, 1, 2, 3, 50, 51]]
 
 
-@pytest.mark.parametrize("layers", [0, 2])
+@looped("layers", [0, 2])
 def test_select_rows(layers: int) -> None:
     """Rows that go on keep their entries, in the memory that the batch had."""
     cache = filled(3, layers=layers)
@@ -119,7 +120,7 @@ def test_select_rows(layers: int) -> None:
     assert (cache.layers[0].key_buffer.data_ptr(), cache.store.arena.bytes) == (address, held)
 
 
-@pytest.mark.parametrize("layers", [0, 2])
+@looped("layers", [0, 2])
 def test_grow_keeps_entries(layers: int) -> None:
     """A larger cache holds the same entries, then zeros, and takes more."""
     cache = filled(10, capacity=10, layers=layers)
@@ -170,7 +171,7 @@ def test_update_reads_an_aligned_width() -> None:
     assert cache.get_seq_length() == 7
 
 
-@pytest.mark.parametrize("rows", [1, 2])
+@looped("rows", [1, 2])
 def test_update_whole(rows: int) -> None:
     """A compiled forward writes at given indices, reads everything, and changes no number of the layer."""
     cache = TreeCache(16, whole=True)
@@ -184,7 +185,7 @@ def test_update_whole(rows: int) -> None:
     assert cache.get_seq_length() == 4
 
 
-@pytest.mark.parametrize(
+@looped(
     ("entries", "capacity"),
     [(1, 256), (256, 256), (257, 512), (1000, 1024), (1025, 1536), (1537, 2048), (2049, 3072), (70_000, 98_304)],
 )

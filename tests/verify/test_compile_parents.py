@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from helpers import random_tree
+from looped import looped
 from random_trees import compile_parents
 
 from treeopt.defaults import MAX_DEPTH
@@ -21,8 +21,8 @@ def trees_of(nodes: int, depth: int) -> list[Tree]:
     return [random_tree(seed, nodes=nodes, depth=depth, ranks=nodes) for seed in range(6)]
 
 
-@pytest.mark.parametrize(("nodes", "depth"), SIZES)
-@pytest.mark.parametrize("spare", [0, 3])
+@looped(("nodes", "depth"), SIZES)
+@looped("spare", [0, 3])
 def test_from_parents_equals_the_records(nodes: int, depth: int, spare: int) -> None:
     """Rows with a tree each have the depths and ancestors of their own records, however deep they might have been."""
     trees = trees_of(nodes, depth)
@@ -34,7 +34,7 @@ def test_from_parents_equals_the_records(nodes: int, depth: int, spare: int) -> 
     assert compiled.attention_mask.tolist() == [tree.ancestors.tolist() for tree in trees]
 
 
-@pytest.mark.parametrize(("nodes", "depth"), SIZES)
+@looped(("nodes", "depth"), SIZES)
 def test_one_tree_is_each_rows(nodes: int, depth: int) -> None:
     """Whatever is derived from one compiled tree equals what is derived from it compiled for a row."""
     for tree in trees_of(nodes, depth):
@@ -46,22 +46,7 @@ def test_one_tree_is_each_rows(nodes: int, depth: int) -> None:
         assert one.tree() == Tree(tree.paths)
 
 
-def test_from_parents_hand_written(small_tree: Tree) -> None:
-    """Nodes (0,) (1,) (0,0) (0,1) (0,0,0) hang on 0 0 1 1 3."""
-    compiled = compile_parents(torch.tensor([[0, 0, 0, 1, 1, 3]]), 3)
-    assert compiled.parents[0].tolist() == list(small_tree.parents)
-    assert compiled.position_ids.tolist() == [[0, 1, 1, 2, 2, 3]]
-    assert compiled.attention_mask[0].int().tolist() == [
-        [1, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0],
-        [1, 0, 1, 0, 0, 0],
-        [1, 1, 0, 1, 0, 0],
-        [1, 1, 0, 0, 1, 0],
-        [1, 1, 0, 1, 0, 1],
-    ]
-
-
-@pytest.mark.parametrize("shared", [False, True])
+@looped("shared", [False, True])
 def test_sums_and_parents_node_by_node(shared: bool) -> None:
     """Sums along paths leave the root out; values at parents are looked up; in one tree and in one for each row."""
     trees = [trees_of(24, 5)[0]] * 6 if shared else trees_of(24, 5)
@@ -73,8 +58,8 @@ def test_sums_and_parents_node_by_node(shared: bool) -> None:
         assert sums == [sum(row[i] for i in range(1, 24) if tree.ancestors[node, i]) for node in range(24)]
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.6, 1.0])
+@looped("shared", [False, True])
+@looped("share", [0.0, 0.2, 0.6, 1.0])
 def test_last_without_a_mark(shared: bool, share: float) -> None:
     """The last node with no marked draft above or at it, node by node; a mark at the root does not count."""
     trees = [trees_of(24, 5)[0]] * 6 if shared else trees_of(24, 5)

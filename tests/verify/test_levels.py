@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
+from looped import looped
 from tiny import TREE_FAMILIES, VOCAB, tiny_base
 
 from treeopt.models.base import Base
@@ -55,8 +55,8 @@ def random_texts(seed: int, lengths: tuple[int, ...]) -> list[list[int]]:
     return [rng.integers(VOCAB, size=length).tolist() for length in lengths]
 
 
-@pytest.mark.parametrize("family", TREE_FAMILIES)
-@pytest.mark.parametrize("lengths", [(9,), (1, 30, 17)])
+@looped("family", TREE_FAMILIES)
+@looped("lengths", [(9,), (1, 30, 17)])
 def test_levels_are_the_sequential_forward(family: str, lengths: tuple[int, ...]) -> None:
     """Every node of every level has the logits of its text and path, alone and in a batch, beyond sliding windows."""
     _, worst = grown(tiny_base(family), random_texts(1, lengths), 2)

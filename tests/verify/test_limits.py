@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from decoding import stock
+from looped import looped
 from random_trees import RandomTrees
 from tiny import tiny_base
 
@@ -46,9 +47,7 @@ def test_longrope_on_each_side_of_its_switch(longrope: Base) -> None:
         assert text_of(longrope, prompts, new) == [stock(longrope, prompt, new) for prompt in prompts]
 
 
-@pytest.mark.parametrize(
-    ("lengths", "new"), [([SWITCH - 11], 13), ([SWITCH], 2), ([3, SWITCH - 1], 9), ([3, SWITCH + 1], 2)]
-)
+@looped(("lengths", "new"), [([SWITCH - 11], 13), ([SWITCH], 2), ([3, SWITCH - 1], 9), ([3, SWITCH + 1], 2)])
 def test_longrope_across_its_switch_is_refused(longrope: Base, lengths: list[int], new: int) -> None:
     """A text that crosses the switch, or a batch of both sides, is refused: a tree would read it otherwise."""
     with pytest.raises(TreeoptError) as caught:
@@ -66,7 +65,7 @@ def test_frequency_switch_of_configs(longrope: Base) -> None:
     assert frequency_switch(mixed) == SWITCH
 
 
-@pytest.mark.parametrize("window", [32, 256])
+@looped("window", [32, 256])
 def test_gpt_neo_within_its_window(window: int) -> None:
     """GPT-Neo decodes losslessly up to the end of what its local layers see; one token more is refused."""
     base = tiny_base("gpt_neo", 2, window_size=window, max_position_embeddings=48)

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from helpers import random_tree
+from looped import looped
 from random_trees import compile_parents
 from tiny import WINDOW, tiny_base
 from torch import Tensor
@@ -59,7 +60,7 @@ def check(mask: Tensor, wanted: list[Tensor]) -> None:
     assert mask.data_ptr() % 16 == 0
 
 
-@pytest.mark.parametrize("windows", WINDOWS, ids=["full", "sliding", "both"])
+@looped("windows", WINDOWS)
 def test_one_row(windows: dict[str, int | None]) -> None:
     """After prefixes of every length: static trees, per-step trees and smaller trees in turn."""
     masks = masks_of(windows)
@@ -74,8 +75,8 @@ def test_one_row(windows: dict[str, int | None]) -> None:
                 check(found[kind], [visible(tree, length, width, window)])
 
 
-@pytest.mark.parametrize("windows", WINDOWS, ids=["full", "sliding", "both"])
-@pytest.mark.parametrize("own", [False, True], ids=["static", "per step"])
+@looped("windows", WINDOWS)
+@looped("own", [False, True])
 def test_rows(windows: dict[str, int | None], own: bool) -> None:
     """Rows with prefixes of different lengths, one tree for all of them or one for each."""
     masks = masks_of(windows)
@@ -91,7 +92,7 @@ def test_rows(windows: dict[str, int | None], own: bool) -> None:
             check(found[kind], wanted)
 
 
-@pytest.mark.parametrize("windows", WINDOWS, ids=["full", "sliding", "both"])
+@looped("windows", WINDOWS)
 def test_whole(windows: dict[str, int | None]) -> None:
     """Masks for the whole capacity have the same strides after a larger cache as before it."""
     masks, tree = masks_of(windows, 32, whole=True), tree_of(1)
@@ -115,7 +116,7 @@ def test_static_tree_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(masks.one_row(compiled, 21, 40), Tensor)
 
 
-@pytest.mark.parametrize("mode", [True, False])
+@looped("mode", [True, False])
 def test_outside_inference_mode(mode: bool) -> None:
     """Masks made in inference mode are not written outside of it, nor the other way round."""
     masks, trees = masks_of({"sliding_attention": 4}), [compile_tree(tree_of(seed)) for seed in (1, 2)]
@@ -142,9 +143,9 @@ def tensors(mask: Mask) -> list[Tensor]:
     return [value for value in values if value is not None]
 
 
-@pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2-mixed", "gemma2"])
+@looped("compile", [False, True])
+@looped("rows", [1, 3])
+@looped("family", ["llama", "mistral", "qwen2-mixed", "gemma2"])
 @torch.inference_mode()
 def test_model_gets_aligned_masks(monkeypatch: pytest.MonkeyPatch, family: str, rows: int, compile: bool) -> None:
     """What a stock model gets is aligned at every step, with as many columns as its layers read entries."""
@@ -166,8 +167,8 @@ def test_model_gets_aligned_masks(monkeypatch: pytest.MonkeyPatch, family: str, 
     assert session.lengths[0] == 45 > WINDOW
 
 
-@pytest.mark.parametrize(("family", "given"), [("llama", 20), ("mistral", WINDOW - 5), ("qwen2-mixed", WINDOW - 5)])
-@pytest.mark.parametrize("rows", [1, 2])
+@looped(("family", "given"), [("llama", 20), ("mistral", WINDOW - 5), ("qwen2-mixed", WINDOW - 5)])
+@looped("rows", [1, 2])
 @torch.inference_mode()
 def test_autoregressive_steps_without_mask(family: str, given: int, rows: int) -> None:
     """A step of one node passes no mask, until a window moves or rows have different lengths."""
@@ -186,7 +187,7 @@ def test_autoregressive_steps_without_mask(family: str, given: int, rows: int) -
         assert tensors(session.inputs(torch.zeros(2, 1, dtype=torch.long), tree)["attention_mask"])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3-mixed", "gemma3"])
+@looped("family", ["llama", "qwen3-mixed", "gemma3"])
 def test_eager_attention_makes_the_mask_of_one_node(family: str) -> None:
     """Plain decoding is that of stock `generate`, beyond the windows too: the model gets no mask, and makes its own."""
     base = tiny_base(family, attn_implementation="eager")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import random_tree
+from looped import looped
 from random_trees import compile_parents
 from tiny import TREE_FAMILIES, VOCAB, WINDOW, random_heads, tiny_base
 from torch import Tensor
@@ -43,8 +44,8 @@ def alone(base: Base, prefix: Tensor, tree: Tree, tokens: Tensor) -> Tensor:
     return torch.stack([base.model(row[None], use_cache=False).logits[0, -1] for row in rows])
 
 
-@pytest.mark.parametrize("family", TREE_FAMILIES)
-@pytest.mark.parametrize("seed", range(3))
+@looped("family", TREE_FAMILIES)
+@looped("seed", range(3))
 @torch.inference_mode()
 def test_verify_equals_paths(family: str, seed: int) -> None:
     """Every node's logits are those of its path run alone, also behind a prefix longer than the window."""
@@ -58,7 +59,7 @@ def test_verify_equals_paths(family: str, seed: int) -> None:
     torch.testing.assert_close(logits[0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", TREE_FAMILIES)
+@looped("family", TREE_FAMILIES)
 @torch.inference_mode()
 def test_verify_after_keeps(family: str) -> None:
     """After each of several kept paths, scattered over the tree, the next tree is right as well."""
@@ -77,7 +78,7 @@ def test_verify_after_keeps(family: str) -> None:
         assert session.lengths == session.ends.tolist() == [len(prefix)]
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen2-mixed"])
+@looped("family", ["mistral", "qwen2-mixed"])
 @torch.inference_mode()
 def test_verify_window_inside_tree(family: str) -> None:
     """A window shorter than the tree is deep hides a node's own far ancestors, by position and not by index."""
@@ -97,8 +98,8 @@ def own_trees(seed: int, rows: int, nodes: int, depth: int) -> tuple[list[Tree],
     return trees, compile_parents(torch.tensor([tree.parents for tree in trees]), depth)
 
 
-@pytest.mark.parametrize("family", TREE_FAMILIES)
-@pytest.mark.parametrize("lengths", [[WINDOW - 4], [PREFIX], [PREFIX, 3, WINDOW - 2]])
+@looped("family", TREE_FAMILIES)
+@looped("lengths", [[WINDOW - 4], [PREFIX], [PREFIX, 3, WINDOW - 2]])
 @torch.inference_mode()
 def test_verify_own_trees(family: str, lengths: list[int]) -> None:
     """With a new tree for every row at every step, each node has the logits of its path run alone, and kept paths stay.
@@ -122,24 +123,7 @@ def test_verify_own_trees(family: str, lengths: list[int]) -> None:
         assert session.lengths == session.ends.tolist() == list(map(len, prefixes))
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen2-mixed"])
-@pytest.mark.parametrize("rows", [1, 3])
-@torch.inference_mode()
-def test_verify_own_trees_window_inside(family: str, rows: int) -> None:
-    """A window shorter than the rows' own trees are deep hides far ancestors by position."""
-    base = tiny_base(family, sliding_window=3)
-    trees, compiled = own_trees(7, rows, 40, 8)
-    assert compiled.position_ids.max() >= 5
-    prefixes = [tokens_of(row, 2 + 4 * row) for row in range(rows)]
-    tokens = torch.stack([tokens_of(50 + row, 40) for row in range(rows)])
-    session, _, _ = TreeForward(base, 40, 8).begin(prefixes, 10)
-    logits, _ = session.verify(tokens, compiled)
-    for row, tree in enumerate(trees):
-        wanted = alone(base, prefixes[row], tree, tokens[row])
-        torch.testing.assert_close(logits[row], wanted, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2-mixed"])
+@looped("family", ["llama", "qwen2-mixed"])
 @torch.inference_mode()
 def test_verify_one_tree_as_one_for_each_row(family: str) -> None:
     """One compiled tree for all rows gives what the same tree compiled for each row gives, bit for bit."""
@@ -175,7 +159,7 @@ def capped(base: Base, logits: Tensor) -> Tensor:
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
-@pytest.mark.parametrize("family", TREE_FAMILIES)
+@looped("family", TREE_FAMILIES)
 @torch.inference_mode()
 def test_verify_hidden_states(family: str) -> None:
     """The hidden states returned are what the LM head reads: it gives the logits back."""
@@ -187,8 +171,8 @@ def test_verify_hidden_states(family: str) -> None:
     torch.testing.assert_close(capped(base, base.lm_head(hidden)), logits)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2-mixed"])
+@looped("attention", ["eager", "sdpa"])
+@looped("family", ["llama", "mistral", "qwen2-mixed"])
 @torch.inference_mode()
 def test_verify_both_attentions(family: str, attention: str) -> None:
     """Eager and sdpa attention read the mask alike."""
@@ -202,21 +186,8 @@ def test_verify_both_attentions(family: str, attention: str) -> None:
     )
 
 
-@torch.inference_mode()
-def test_begin_second_text() -> None:
-    """A second text, longer or shorter than the first, starts from nothing."""
-    base, tree = tiny_base("mistral"), random_tree(3, nodes=10, depth=3, ranks=4)
-    forward, tokens = TreeForward(base, tree.nodes, tree.depth), tokens_of(9, 10)
-    for seed, length in ((1, 20), (2, 60), (3, 5)):
-        prefix = tokens_of(seed, length)
-        session, _, _ = forward.begin([prefix], 10)
-        torch.testing.assert_close(
-            session.verify(tokens[None], compile_tree(tree))[0][0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4
-        )
-
-
-@pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("rows", [1, 3])
+@looped("compile", [False, True])
+@looped("rows", [1, 3])
 @torch.inference_mode()
 def test_begin_after_numbers_that_are_not_finite(monkeypatch: pytest.MonkeyPatch, rows: int, compile: bool) -> None:
     """Whatever an earlier text left in the cache, the next one in the same memory has the same logits."""
@@ -253,8 +224,8 @@ def test_sessions_at_once_have_their_own_memory() -> None:
     assert begin(5)[1] == other
 
 
-@pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize("rows", [1, 2])
+@looped("compile", [False, True])
+@looped("rows", [1, 2])
 @torch.inference_mode()
 def test_verify_in_a_larger_cache(monkeypatch: pytest.MonkeyPatch, rows: int, compile: bool) -> None:
     """Where a text passes the capacity, its entries go on in a cache of the next one; no more is reserved before."""
@@ -278,15 +249,8 @@ def test_verify_in_a_larger_cache(monkeypatch: pytest.MonkeyPatch, rows: int, co
     assert capacities[0] == 256
 
 
-@torch.inference_mode()
-def test_cache_is_no_larger_than_the_context() -> None:
-    """A model with a short context has a small cache."""
-    session, _, _ = TreeForward(tiny_base("llama", max_position_embeddings=40), 9, 2).begin([tokens_of(0, 20)], 20)
-    assert session.cache.capacity == 56
-
-
-@pytest.mark.parametrize("lengths", [[40], [40, 40], [40, 21]])
-@pytest.mark.parametrize("family", TREE_FAMILIES)
+@looped("lengths", [[40], [40, 40], [40, 21]])
+@looped("family", TREE_FAMILIES)
 @torch.inference_mode()
 def test_autoregressive_steps_equal_stock(family: str, lengths: list[int]) -> None:
     """A tree of one node, with and without a mask, gives the logits of a stock forward over the text."""
@@ -303,13 +267,13 @@ def test_autoregressive_steps_equal_stock(family: str, lengths: list[int]) -> No
         session.keep([[0]] * len(lengths))
 
 
-@pytest.mark.parametrize("family", TREE_FAMILIES)
+@looped("family", TREE_FAMILIES)
 def test_check_trees_accepted(family: str) -> None:
     """The probe lets every family pass whose trees are right."""
     check_trees(tiny_base(family))
 
 
-@pytest.mark.parametrize("family", ["mpt", "gpt_neo", "mamba"])
+@looped("family", ["mpt", "gpt_neo", "mamba"])
 def test_check_trees_refused(family: str) -> None:
     """Positions by cache index, windows by cache index, and recurrent state are refused, and the model is named."""
     with pytest.raises(TreeoptError) as caught:
@@ -318,16 +282,7 @@ def test_check_trees_refused(family: str) -> None:
     assert family in caught.value.what
 
 
-@pytest.mark.parametrize("family", ["mpt", "gpt_neo", "mamba"])
-def test_decoder_model_refused(family: str) -> None:
-    """A decoder cannot be made around a model that cannot verify trees."""
-    base = tiny_base(family)
-    with pytest.raises(TreeoptError) as caught:
-        TreeDecoder(base, None, Tree(()))
-    assert caught.value.code is Code.NO_TREES
-
-
-@pytest.mark.parametrize("attention", ["flex_attention", "flash_attention_2", "other"])
+@looped("attention", ["flex_attention", "flash_attention_2", "other"])
 def test_tree_forward_other_attention(monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
     """Attention that does not read a mask of floats is refused before anything runs, with a way out."""
     base = tiny_base("llama")
@@ -339,7 +294,7 @@ def test_tree_forward_other_attention(monkeypatch: pytest.MonkeyPatch, attention
     assert "sdpa" in caught.value.fix
 
 
-@pytest.mark.parametrize(("prompt", "new"), [(40, 1), (1, 40), (30, 11), (41, 0)])
+@looped(("prompt", "new"), [(40, 1), (1, 40), (30, 11), (41, 0)])
 def test_begin_context_full(prompt: int, new: int) -> None:
     """One token more than the context holds is refused, with both numbers and the limit."""
     forward = TreeForward(tiny_base("llama", max_position_embeddings=40), 1, 0)
@@ -366,8 +321,8 @@ def test_begin_empty_prompt() -> None:
     assert caught.value.code is Code.CONTEXT_FULL
 
 
-@pytest.mark.parametrize("prompt", [20, 39])
-@pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
+@looped("prompt", [20, 39])
+@looped("family", ["gpt2", "opt", "llama"])
 def test_generate_to_context_end(family: str, prompt: int) -> None:
     """A tree that reaches beyond the last position decodes up to the very end, as stock generate does."""
     limit = {"n_positions" if family == "gpt2" else "max_position_embeddings": 40}
@@ -380,7 +335,7 @@ def test_generate_to_context_end(family: str, prompt: int) -> None:
     assert len(decoded.tokens) == 40 - prompt
 
 
-@pytest.mark.parametrize("lengths", [[30], [30, 21, 9]])
+@looped("lengths", [[30], [30, 21, 9]])
 @torch.inference_mode()
 def test_fixed_shapes_give_the_logits_of_any(monkeypatch: pytest.MonkeyPatch, lengths: list[int]) -> None:
     """Trees padded to the maximum, over the whole capacity and with ended rows, give the logits of the exact shapes."""
@@ -412,7 +367,7 @@ def test_model_whose_context_just_holds_the_probe_is_accepted() -> None:
     assert caught.value.code is Code.NO_TREES
 
 
-@pytest.mark.parametrize(("lengths", "place"), [([41], ""), ([3, 41], "prompt 1")])
+@looped(("lengths", "place"), [([41], ""), ([3, 41], "prompt 1")])
 def test_prompt_is_named_where_there_are_several(lengths: list[int], place: str) -> None:
     """The error of one prompt names no number."""
     forward = TreeForward(tiny_base("llama", max_position_embeddings=40), 1, 0)

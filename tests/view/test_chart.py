@@ -6,7 +6,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
-import pytest
+from looped import looped
 from matplotlib.artist import Artist
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
@@ -73,7 +73,7 @@ def test_chart_is_stable_and_says_its_figures() -> None:
     )
 
 
-@pytest.mark.parametrize("log2", [False, True])
+@looped("log2", [False, True])
 def test_one_point_is_drawn(log2: bool) -> None:
     """A series of one figure, with its interval, is inside its panel."""
     one = Series("one", [16], [2.0], [Interval(1.9, 2.1)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import pickle
 import subprocess
@@ -14,6 +13,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from looped import looped
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
@@ -87,7 +87,7 @@ def test_curve_lines_run_through_their_points() -> None:
         assert artist(figure, name).get_xydata().tolist() == [list(pair) for pair in zip(SIZES, values, strict=True)]
 
 
-@pytest.mark.parametrize("count", [len(SIZES), 1])
+@looped("count", [len(SIZES), 1])
 def test_curve_bands_are_the_intervals(count: int) -> None:
     """Both bands reach from the lower to the upper ends; that of a single point is a bar."""
     figure = curve_figure(make(SIZES[:count], TOKENS[:count], None), "")
@@ -127,23 +127,6 @@ def test_curve_tells_its_figures_in_words() -> None:
     assert (description.text or "").split("; ")[1] == said
 
 
-def test_curve_names_its_axes_and_lines() -> None:
-    """Each axis has its name, each line and band its entry in the legend."""
-    upper, lower, right = curve_figure(make(SIZES, TOKENS, SPEEDUPS), "").axes
-    assert [each.get_ylabel() for each in (upper, lower, right)] == [
-        "tokens per step",
-        "speedup over autoregressive",
-        "overhead: one node = 1",
-    ]
-    assert lower.get_xlabel() == "nodes (root counted)"
-    assert labels(upper) == [
-        "tokens per step, cross-validated",
-        "prediction interval, 90%",
-        "sampling interval, 90%",
-    ]
-    assert labels(lower) == ["speedup (left)", "best: 16 nodes, 1.40 times", "overhead (right)"]
-
-
 def test_curve_thins_numbers_that_would_overlap() -> None:
     """Of 40 sizes the ends, the best and the powers of two keep their numbers, and none touch."""
     sizes = list(range(1, 41))
@@ -156,7 +139,7 @@ def test_curve_thins_numbers_that_would_overlap() -> None:
     assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("sizes", "tokens", "speedups", "half"),
     [
         ([7], [1.7], [0.9], 0.05),
@@ -191,6 +174,7 @@ def test_curve_escapes_and_cuts_its_title() -> None:
     assert "<a&b>" * 13 + "<a&b…" in [each.text for each in root.iter(f"{SVG}text")]
 
 
+@pytest.mark.slow
 def test_curve_bytes_are_equal_in_another_process(tmp_path: Path) -> None:
     """Neither the process, its hash seed nor the user's matplotlibrc changes the picture; pyplot is not imported."""
     (tmp_path / "matplotlibrc").write_text("lines.linewidth: 9\nsvg.fonttype: path\naxes.facecolor: red\n")
@@ -218,15 +202,6 @@ def test_drawing_leaves_the_settings_of_matplotlib_alone() -> None:
     before = dict(matplotlib.rcParams)
     render_curve(make(SIZES, TOKENS, SPEEDUPS))
     assert dict(matplotlib.rcParams) == before
-
-
-def test_charts_and_statistics_are_imported_inside_functions() -> None:
-    """No module imports matplotlib or scipy at its top, so that commands which need neither start at once."""
-    for path in Path(treeopt.__file__).parent.rglob("*.py"):
-        for node in ast.parse(path.read_text()).body:
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            assert not {name.split(".")[0] for name in names} & {"matplotlib", "scipy"}, path
 
 
 def test_curve_without_intervals_has_no_bands() -> None:

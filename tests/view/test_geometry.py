@@ -6,9 +6,9 @@ import itertools
 import re
 
 import numpy as np
-import pytest
 from drafted_steps import random_step
 from helpers import random_tree
+from looped import looped
 from svg_geometry import faults
 
 from treeopt.files.trees import load_tree, zoo
@@ -24,7 +24,7 @@ def with_values(tree: Tree, seed: int) -> Tree:
     return Tree(tree.paths, tuple(values.tolist()))
 
 
-@pytest.mark.parametrize("label", ["rank", "probability", "none"])
+@looped("label", ["rank", "probability", "none"])
 def test_labels_are_free_of_edges_on_random_trees(label: str) -> None:
     """On trees of any shape nothing overlaps, and everything is inside the picture."""
     for seed, (nodes, depth, ranks) in enumerate(SHAPES):
@@ -32,13 +32,13 @@ def test_labels_are_free_of_edges_on_random_trees(label: str) -> None:
         assert faults(render_svg(tree, label=label)) == [], (seed, nodes, depth)
 
 
-@pytest.mark.parametrize("name", sorted(zoo()))
+@looped("name", sorted(zoo()))
 def test_labels_are_free_of_edges_on_bundled_trees(name: str) -> None:
     """The same of the trees of `treeopt list`."""
     assert faults(render_svg(load_tree(name))) == []
 
 
-@pytest.mark.parametrize("label", ["token", "probability", "rank"])
+@looped("label", ["token", "probability", "rank"])
 def test_labels_are_free_of_edges_on_steps(label: str) -> None:
     """The same of steps, with tokens of many characters and of several widths, the bonus token and thick edges."""
     for seed, (nodes, depth, ranks) in enumerate(SHAPES):
@@ -71,7 +71,7 @@ def first_rows(picture: str, lowest: float) -> str:
     return "\n".join(kept)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("pattern", "change", "said"),
     [
         (r'(class="label" x=")([\d.]+)', 30.0, "edge"),  # labels moved right, onto the edges

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from drafted_steps import random_step
 from helpers import random_tree
+from looped import looped
 
 from treeopt.tree import Tree
 from treeopt.view.layout import MAX_NODES, Item, Kind, items_of, place
@@ -36,8 +37,8 @@ def below(tree: Tree, path: tuple[int, ...], drawn: set[tuple[int, ...]]) -> lis
     return found
 
 
-@pytest.mark.parametrize("most", [2, 3, 7, 20, 39, 40])
-@pytest.mark.parametrize("with_values", [True, False])
+@looped("most", [2, 3, 7, 20, 39, 40])
+@looped("with_values", [True, False])
 def test_collapsed_items_count_what_is_not_drawn(most: int, with_values: bool) -> None:
     """At most so many items; each collapsed one has number and sum of the nodes below its parent that are not drawn."""
     for seed in range(6):

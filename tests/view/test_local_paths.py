@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from looped import looped
 
 from treeopt.view.report_data import last_name, without_folders
 
 
-@pytest.mark.parametrize(
+@looped(
     ("text", "expected"),
     [
         ("/models/vicuna 7b", "vicuna 7b"),
@@ -31,7 +31,7 @@ def test_local_paths_lose_their_folders(text: str, expected: str) -> None:
     assert last_name(text) == expected
 
 
-@pytest.mark.parametrize(
+@looped(
     "text",
     [
         "lmsys/vicuna-7b-v1.3",

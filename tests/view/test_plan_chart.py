@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hand_shape import SHAPE
+from looped import looped
 from matplotlib.lines import Line2D
 
 from treeopt.plan.devices import Device
@@ -24,7 +24,7 @@ def plan(
     return plan_speedup([PlanCandidate(one, MODEL) for one in drafters], [1, 4, 16], batches, contexts)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("given", "labels"),
     [
         ({}, {"batch 1"}),

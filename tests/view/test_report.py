@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers import random_tree, stretches
+from looped import looped
 from report_pages import HOSTILE, VALIDATION, Page, whole_data
 
 from treeopt.errors import Code, TreeoptError
@@ -82,7 +83,7 @@ def test_policy_allows_the_one_style_and_script_by_their_hashes(page: str) -> No
     assert "@import" not in style
 
 
-@pytest.mark.parametrize(("speedup", "slower"), [(0.93, True), (1.0, False), (2.16, False)])
+@looped(("speedup", "slower"), [(0.93, True), (1.0, False), (2.16, False)])
 def test_slower_is_a_verdict(speedup: float, slower: bool) -> None:
     """Below 1 the lead, the card, the table and the verdict say so; no figure looks like a win."""
     data = whole_data()
@@ -219,7 +220,7 @@ def test_page_is_made_of_its_data_alone(page: str) -> None:
     assert render_report(Page(page).data) == page
 
 
-@pytest.mark.parametrize("part", PARTS)
+@looped("part", PARTS)
 def test_page_without_a_part_lacks_its_sections(part: str) -> None:
     """A missing input leaves out its sections, and no others."""
     data = whole_data()
@@ -229,14 +230,7 @@ def test_page_without_a_part_lacks_its_sections(part: str) -> None:
     assert ids == {"summary", "provenance", *SECTIONS} - left_out
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_page_of_one_part(part: str) -> None:
-    """Each input alone makes a page."""
-    data = {name: value for name, value in whole_data().items() if name == part or name not in PARTS}
-    assert Page(render_report(data)).data == data
-
-
-@pytest.mark.parametrize(
+@looped(
     ("change", "words"),
     [
         ({}, "\u2713 lossless"),
@@ -263,7 +257,7 @@ def test_too_large_page_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.code is Code.FILE_UNWRITABLE
 
 
-@pytest.mark.parametrize(
+@looped(
     ("sources", "first"),
     [
         ({"head": 2, "n-gram": 0}, "n-gram"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from looped import looped
 from matplotlib.figure import Figure
 
 from treeopt.view.charts import Bar, Panel, Series, bars_figure, chart_figure, panels, set_log2
@@ -66,7 +67,7 @@ def test_bars_of_depths() -> None:
     ]
 
 
-@pytest.mark.parametrize(("rank", "place"), [
+@looped(("rank", "place"), [
     (0, "1st"), (1, "2nd"), (2, "3rd"), (3, "4th"), (9, "10th"), (10, "11th"), (11, "12th"), (12, "13th"), (13, "14th"),
     (20, "21st"), (21, "22nd"), (100, "101st"), (110, "111th"), (112, "113th"), (121, "122nd"),
 ])  # fmt: skip
@@ -145,7 +146,7 @@ def test_numbers_of_sizes_do_not_overlap() -> None:
     assert axes.get_xlabel() == "nodes"
 
 
-@pytest.mark.parametrize(("theme", "colors"), [
+@looped(("theme", "colors"), [
     ("light", "ffffff 24292f 57606a 8494a4 0b4f8a 5b7083 c92a2a"),
     ("dark", "0d1117 e6edf3 9da7b1 5f7388 79c0ff 8b9daf ff7b72"),
 ])  # fmt: skip

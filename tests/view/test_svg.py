@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 from helpers import random_tree
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.trees import load_tree
 from treeopt.tree import Tree
 from treeopt.view.graph import render
 from treeopt.view.scene import describe
@@ -64,7 +64,7 @@ def test_svg_escapes_its_title(small_tree: Tree) -> None:
     assert root.findtext(f"{SVG}title") == '<b>&"'
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@looped("nodes", [1, 2])
 def test_svg_of_the_smallest_trees(nodes: int) -> None:
     """The root alone and a single draft are pictures too."""
     assert len(circles(render_svg(Tree.chain(nodes - 1)))) == nodes
@@ -86,8 +86,3 @@ def test_render_without_the_dot_program_is_one_clear_error(
     with pytest.raises(TreeoptError) as caught:
         render(small_tree, "png")
     assert caught.value.code is Code.PROGRAM_MISSING
-
-
-def test_published_tree_is_drawn_plain() -> None:
-    """The zoo's trees have no values and still make a picture."""
-    assert len(circles(render_svg(load_tree("mc_sim_7b_63")))) == 64

@@ -7,6 +7,7 @@ import re
 import pytest
 from drafted_steps import random_step
 from helpers import random_tree
+from looped import looped
 
 from treeopt.view.svg import STYLE, render_svg, style
 
@@ -45,7 +46,7 @@ def test_contrast_of_known_colors() -> None:
     assert contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.005)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@looped("theme", ["light", "dark"])
 def test_text_and_edges_have_contrast(theme: str) -> None:
     """Text has at least 4.5 to 1 on its background, each edge and each node at least 3 to 1."""
     css = style(theme)
@@ -73,7 +74,7 @@ def test_auto_is_light_and_dark_by_the_system() -> None:
     assert colors(style("light"), r"\.background$", "fill") != colors(style("dark"), r"\.background$", "fill")
 
 
-@pytest.mark.parametrize("theme", ["auto", "light", "dark"])
+@looped("theme", ["auto", "light", "dark"])
 def test_rules_are_only_for_pictures(theme: str) -> None:
     """Every selector begins with the class of the picture, so that a page can carry the rules."""
     plain = style(theme).replace(DARK, "").replace("}}", "}")

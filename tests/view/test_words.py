@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from looped import looped
 
 from treeopt.drafted_step import DraftedStep
 from treeopt.errors import counted
@@ -26,7 +26,7 @@ TREE = Tree.from_paths([[0], [1], [0, 2]], values=[0.5, 0.25, 0.125])
 STEP = DraftedStep(TREE, (7, 8, None, 9), ("a", " b", "", "c\n"), (None, 0.75, None, 0.5), (0, 1), 5, "\t", 4, "x y\nz")
 
 
-@pytest.mark.parametrize(("value", "text"), [
+@looped(("value", "text"), [
     (None, ""), (1.0, "1"), (0.995, "1"), (0.994, ".99"), (0.5, ".50"), (0.0995, ".10"), (0.0994, ".099"),
     (0.048, ".048"), (0.00095, ".001"), (0.0009499, "9e-4"), (3e-4, "3e-4"), (2e-12, "2e-12"), (0.0, "0"),
 ])  # fmt: skip
@@ -50,7 +50,7 @@ def test_white_space_and_escapes() -> None:
     assert visible_line("a b\nc\td") == "a b↵c⇥d"
 
 
-@pytest.mark.parametrize(("number", "noun", "words"), [
+@looped(("number", "noun", "words"), [
     (1, "leaf", "1 leaf"), (2, "leaf", "2 leaves"), (0, "node", "0 nodes"), (1, "node", "1 node"),
     (1234, "node", "1,234 nodes"),
 ])  # fmt: skip
