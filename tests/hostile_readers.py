@@ -187,11 +187,7 @@ READERS: dict[str, Reader] = {
     "tree": Reader(load_tree, "t.yaml", seeds.trees, damage_yaml, _TREES),
     "tree for engines": Reader(lambda path: lint_file(str(path), ["medusa"]), "t.yaml", seeds.trees, damage_yaml, ()),
     "tree of an engine": Reader(
-        functools.partial(import_tree, add_parents=True),
-        "t.txt",
-        seeds.engine_trees,
-        damage_json,
-        ("import_tree",),
+        functools.partial(import_tree, add_parents=True), "t.txt", seeds.engine_trees, damage_json, ("import_tree",)
     ),
     "growmap (.pt)": Reader(import_tree, "t.pt", seeds.growmaps, damage_zip, ("read_growmap_pt",), slow=True),
     "policy": Reader(load_plan, "p.yaml", seeds.policies, damage_yaml, ("load_plan",)),
@@ -272,13 +268,7 @@ READERS: dict[str, Reader] = {
         lambda path: config_shape(path, "model"), "config.json", seeds.model_configs, damage_json, (), slow=True
     ),
     "tokenizer": Reader(
-        _tokenizer,
-        "tokenizer.json",
-        seeds.tokenizers,
-        damage_json,
-        ("load_tokenizer",),
-        _with_config,
-        slow=True,
+        _tokenizer, "tokenizer.json", seeds.tokenizers, damage_json, ("load_tokenizer",), _with_config, slow=True
     ),
     "manifest": Reader(_manifest, "m.json", seeds.manifests, damage_json, ()),
     "note of a work folder": Reader(_begun, "begun.json", seeds.begun, damage_json, (), _locked),

@@ -40,13 +40,7 @@ VALIDATION: dict[str, Any] = {
     "command": "treeopt validate --tree tree.yaml --json",
     "made_by": {"device": "cpu", "threads": "1", "dtype": "float32"},
 }
-_ROW = {
-    "mean_acceptance_length": 2.51,
-    "tokens_per_second": 91.5,
-    "speedup": 1.83,
-    "lossless": True,
-    "same_texts": 4,
-}
+_ROW = {"mean_acceptance_length": 2.51, "tokens_per_second": 91.5, "speedup": 1.83, "lossless": True, "same_texts": 4}
 COMPARISON: dict[str, Any] = {
     "rows": [
         {"method": "autoregressive", "nodes": 1, **_ROW, "mean_acceptance_length": 1.0, "speedup": 1.0},

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from helpers import random_calibration
-from looped import looped
 
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.files.calibrations import save_calibration
@@ -38,12 +37,7 @@ CALLS = {
     "calibrate": ["--repeats 1"],
     "calls": ["--shared {shared}"],
     "decode": ["--shared {shared}"],
-    "drafting": [
-        TABLE,
-        "terms --shared {shared}",
-        "speed --model pocket --shared {shared}",
-        "cost",
-    ],
+    "drafting": [TABLE, "terms --shared {shared}", "speed --model pocket --shared {shared}", "cost"],
     "drafting_kernel": [""],
     "dynamic_trees": [""],
     "equality": ["--only heads --shared {shared} -o {file}"],
@@ -102,10 +96,7 @@ Bench = Callable[[str, str], str]
 
 @pytest.fixture
 def bench(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Bench]:
     """Run a script in this process, as `python bench/NAME.py ... --tiny`; the fixture's function returns its output."""
     known = set(sys.modules)
@@ -129,7 +120,7 @@ def plain_calls() -> list[tuple[str, str]]:
     return [(name, line) for name, lines in CALLS.items() for line in lines if line not in (EXACT, TABLE)]
 
 
-@looped(("name", "line"), plain_calls())
+@pytest.mark.parametrize(("name", "line"), plain_calls())
 def test_bench_runs(bench: Bench, name: str, line: str, tmp_path: Path) -> None:
     """The script names the machine and prints figures, none of which is nan."""
     if name == "fuzz":

@@ -171,19 +171,13 @@ def test_most_ranks_kept_leave_the_sentinels_free() -> None:
     assert calibration.hits[0, 252] == 1
 
 
-@looped(
-    "ids",
-    [("set:00000001", "set:00000000"), ("set:00000000", "set:00000000")],
-)
+@looped("ids", [("set:00000001", "set:00000000"), ("set:00000000", "set:00000000")])
 def test_prompt_ids_not_ascending_are_refused(ids: tuple[str, str]) -> None:
     """Prompt ids ascend and differ, so that equal content has one form."""
     assert "prompt ids" in refusal(prompt_ids=ids).what
 
 
-@looped(
-    "offsets",
-    [[1, 3, 5], [0, 3, 4], [0, 6, 5], [0, 5], [0, 1, 3, 5]],
-)
+@looped("offsets", [[1, 3, 5], [0, 3, 4], [0, 6, 5], [0, 5], [0, 1, 3, 5]])
 def test_offsets_that_do_not_fit_are_refused(offsets: list[int]) -> None:
     """Offsets run from 0 to the number of positions, one sequence a prompt."""
     assert "offsets" in refusal(offsets=np.array(offsets)).what

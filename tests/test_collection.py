@@ -18,6 +18,7 @@ def collected_by_the_test_command() -> set[Path]:
     return {ROOT_FOLDER / line.partition("::")[0] for line in listed.splitlines() if "::" in line}
 
 
+@pytest.mark.slow
 def test_every_test_file_is_collected(request: pytest.FixtureRequest) -> None:
     """The test commands collect from each file that is named test_*.py.
 

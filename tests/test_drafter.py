@@ -1,8 +1,9 @@
-"""The drafter: its rules, and an id that follows whatever decides its drafts."""
+"""The records of drafters and policies: their rules, and an id that follows whatever decides its drafts."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any
 
@@ -44,10 +45,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "more heads than levels": ({"num_heads": 4}, "3 levels for 4 heads"),
     "no level": ({"levels": ()}, "0 levels for 2 heads"),
     "no candidate": ({"top": 0}, "0 candidates"),
-    "no candidate of the LM head": (
-        {"top": 0, "num_heads": 0, "lm_head_levels": 1},
-        "0 candidates",
-    ),
+    "no candidate of the LM head": ({"top": 0, "num_heads": 0, "lm_head_levels": 1}, "0 candidates"),
     "no prior of the cache": ({"cache_prior": 0.0}, "cache_prior of 0.0"),
     "a negative prior of the cache": ({"cache_prior": -1.0}, "cache_prior of -1.0"),
     "an infinite prior of the cache": ({"cache_prior": float("inf")}, "cache_prior of inf"),
@@ -212,3 +210,37 @@ def test_untrained_drafter_takes_all_tokens_alike() -> None:
     assert table is not None
     assert table.unigram.shape == (50,)
     assert np.exp(table.unigram.astype(float)).sum() == pytest.approx(1.0, rel=1e-2)
+
+
+def test_sizes() -> None:
+    """Those of the size_cost, or the one that all steps have, of two nodes at least."""
+    assert TreePolicy(2, 1, "d").sizes == (2,)
+    assert TreePolicy(20, 3, "d").sizes == (20,)
+    assert TreePolicy(8, 3, "d", ((1, 0.5), (4, 0.7), (8, 1.0))).sizes == (1, 4, 8)
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "one node": {"nodes": 1},
+    "more nodes than are traced": {"nodes": 255},
+    "half a node": {"nodes": 8.5},
+    "no number of nodes": {"nodes": "8"},
+    "no depth": {"depth": 0},
+    "half a level": {"depth": 2.5},
+    "no number of levels": {"depth": True},
+    "no drafter": {"drafter": ""},
+    "size_cost of other nodes": {"size_cost": ((1, 0.5), (4, 1.0))},
+    "falling": {"size_cost": ((4, 0.5), (1, 0.6), (8, 1.0))},
+    "twice": {"size_cost": ((4, 0.5), (4, 0.6), (8, 1.0))},
+    "size that is not traced": {"size_cost": ((5, 0.5), (8, 1.0))},
+    "not a number": {"size_cost": ((4, math.nan), (8, 1.0))},
+    "negative": {"size_cost": ((4, -1.0), (8, 1.0))},
+}
+
+
+@looped("name", FAULTS)
+def test_faults(name: str) -> None:
+    """What breaks a rule is E103."""
+    TreePolicy(8, 3, "d", ((4, 0.5), (8, 1.0)))
+    with pytest.raises(TreeoptError, match="not a policy") as caught:
+        TreePolicy(**{"nodes": 8, "depth": 3, "drafter": "d", **FAULTS[name]})
+    assert caught.value.code is Code.TREE_INVALID

@@ -59,6 +59,7 @@ def run(
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @looped("changes", ENVIRONMENTS.values())
 def test_commands_run_in_a_bare_environment(changes: dict[str, str | None], tmp_path: Path) -> None:
     """No home, program, temporary folder, terminal or Greek letters are needed; nothing else is left in the folder."""

@@ -16,8 +16,7 @@ from program import error_number, treeopt, treeopt_json
 
 from treeopt.cli.app import COMMANDS
 from treeopt.files.calibrations import save_calibration
-from treeopt.files.trees import load_tree, save_tree
-from treeopt.tree import Tree
+from treeopt.files.trees import load_tree
 
 HEADS = "models/tinystories-260k-medusa"
 OPENINGS = "data/story_openings.json"
@@ -145,25 +144,9 @@ def test_interrupt_exits_130_and_is_resumed(shared: Path, tmp_path: Path) -> Non
     assert len({(tmp_path / name).read_bytes() for name in names}) == 1
 
 
-def test_cheap_output_does_not_replace_a_calibration(calibration_file: str) -> None:
-    """compile, build and render refuse to write over hours of work: E202, and the file stays."""
-    before = Path(calibration_file).read_bytes()
-    for arguments in (["compile", "mc_sim_7b_63"], ["render", "mc_sim_7b_63"], ["build"]):
-        number = error_number(treeopt(*arguments, "-o", calibration_file, status=3))
-        assert number in ("E202", "E204")  # E204: build's own input
-    assert Path(calibration_file).read_bytes() == before
-
-
 def test_json_mode_prints_nothing_but_json() -> None:
     """A wrong command line is an object on standard error too."""
     command = [sys.executable, "-m", "treeopt", "build", "--nodes", "0", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert json.loads(done.stderr)["error"] == "usage"
-
-
-def test_validate_finds_an_unusable_tree_before_decoding(shared: Path) -> None:
-    """A rank that no prediction could score ends validate before any text is decoded."""
-    save_tree(Tree(((300,),)), "wide.yaml")
-    arguments = ["validate", "--heads", shared / HEADS, "--prompts", shared / OPENINGS, "--tree", "wide.yaml", "-q"]
-    assert error_number(treeopt(*arguments, status=3)) == "E102"

@@ -59,6 +59,7 @@ def test_json_has_a_row_for_each_method() -> None:
     assert "tree_id" not in made_with
 
 
+@pytest.mark.slow
 @looped(("load", "busy"), [(0.1, False), (64.0, True)])
 def test_one_repeat_has_no_quartiles(load: float, busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Null in JSON; on a busy machine one repeat gives a warning, and several give none."""
@@ -72,6 +73,7 @@ def test_one_repeat_has_no_quartiles(load: float, busy: bool, monkeypatch: pytes
             assert all(row["speedup"] is not None for row in found["rows"])
 
 
+@pytest.mark.slow
 def test_several_dtypes() -> None:
     """A table and a result for each; in half precision equal texts are counted, and none is called lossless."""
     given = ("compare", *QUICK, "--methods", "recycling", "--dtype", "float32,bfloat16")

@@ -69,6 +69,7 @@ def test_built_from_traces(kind: str) -> None:
     assert found["tokens_per_step"] == found["predicted_tokens_per_step"] > 1
 
 
+@pytest.mark.slow
 def test_leviathan_beside_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     """`learn` prints acceptance rate, cost ratio and chains; replay of a chain of one draft is near the formula's."""
 

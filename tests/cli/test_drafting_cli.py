@@ -130,10 +130,7 @@ def test_misses_of_a_batch_with_size_cost_are_explained() -> None:
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "existing drafter": (("learn", "-o", "d.safetensors"), "E202"),
     "existing drafter of traces": (("calibrate", "--kind", "dynamic", "-o", "p.v1.safetensors"), "E202"),
-    "drafter as output": (
-        ("calibrate", "--drafter", "d.safetensors", "-o", "d.safetensors", "--force"),
-        "E204",
-    ),
+    "drafter as output": (("calibrate", "--drafter", "d.safetensors", "-o", "d.safetensors", "--force"), "E204"),
     "tree over a drafter": (("build", "--calibration", "plain.safetensors", "-o", "d.safetensors"), "E202"),
     "missing drafter": (("calibrate", "--drafter", "none.safetensors", "-o", "n.safetensors"), "E201"),
     "no drafter file": (("calibrate", "--drafter", "static.yaml", "-o", "n.safetensors"), "E203"),

@@ -209,10 +209,7 @@ def test_missing_files_and_usage_are_refused_before_libraries_load() -> None:
     lines = [
         [*command, *option]
         for command in (["calibrate"], ["validate"], ["compare"], ["learn"], ["distill", "-o", "d.jsonl"])
-        for option in (
-            ["--prompts", "./none.jsonl"],
-            ["--prompts", "p.jsonl", "--model", "./none"],
-        )
+        for option in (["--prompts", "./none.jsonl"], ["--prompts", "p.jsonl", "--model", "./none"])
     ]
     lines += [
         ["generate", "x", "--tree", "none.yaml"],

@@ -50,6 +50,7 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
 MODEL = ("--heads", "heads", "--device", "cpu")
 
 
+@pytest.fixture
 def plans() -> None:
     """A drafter, trees that do not fit it, and a policy of another."""
     base = tiny_base("llama")
@@ -72,11 +73,10 @@ PLANS = {
 }
 
 
-@pytest.mark.usefixtures("no_models")
+@pytest.mark.usefixtures("plans", "no_models")
 @looped("name", PLANS)
 def test_wrong_plans_cost_no_model(name: str) -> None:
     """A missing or wrong tree or drafter is refused before a model is loaded, by validate and generate."""
-    plans()
     arguments, number = PLANS[name]
     for command in (("validate", "--prompts", OPENINGS), ("generate", "w1 w2")):
         assert error_number(treeopt(*command, *arguments, *MODEL, status=3)) == number

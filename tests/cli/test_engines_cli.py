@@ -43,18 +43,6 @@ def test_export_prints_the_content_alone_and_names_the_engine_beside_it() -> Non
     assert "--medusa-speculation-length 4" in data["setting"]
 
 
-@looped("engine", sorted(set(ENGINES) - {"triton"}))  # whose braces are written, not read
-def test_export_and_import_are_inverse(engine: str) -> None:
-    """What a command wrote, the other reads as the same paths."""
-    name = "x.pt" if engine == "sequoia" else "x.txt"
-    assert f"wrote {name}" in treeopt("export", "t.yaml", "--for", engine, "-o", name).stderr
-    said = treeopt("import", name, "-o", "back.yaml").stdout
-    assert f"{name} is a" in said
-    assert "4 nodes, depth 2, 2 leaves" in said
-    assert "assumed   the ranks are those of the" in said
-    assert load_tree("back.yaml") == T
-
-
 def test_growmaps_are_known_by_their_suffix() -> None:
     """`.pt` is what the program loads, `.json` is text, and another suffix is refused."""
     treeopt("export", "t.yaml", "--for", "sequoia", "-o", "g.pt")

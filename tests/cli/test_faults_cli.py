@@ -35,6 +35,7 @@ def fresh(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @looped("run", RUNS)
 def test_disk_that_fails(run: Run, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first change refused, the first write full for good, and the last rename in error over older files."""

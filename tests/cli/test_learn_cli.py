@@ -123,6 +123,7 @@ def test_warnings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert not any("different texts" in one for one in data["warnings"])
 
 
+@pytest.mark.slow
 def test_several_dtypes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """--dtype A,B: learned in the first, timed in both; generate takes the faster one, and warns in the other."""
 
@@ -149,19 +150,18 @@ def test_several_dtypes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         assert "auto, or one or several of" in treeopt("learn", *MODEL, "--dtype", wrong, status=2).stderr
 
 
-@looped("base", [MODEL, ()])
-def test_nothing_learned(base: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without tree, drafter and heads: per-step trees of 16 nodes, said so, lossless, in the predicted steps."""
 
     def load(*_names: Any, **_options: Any) -> NoReturn:
         raise AssertionError("heads were loaded")
 
     monkeypatch.setattr(pair_module, "load_heads", load)
-    line = ("generate", "import os", *base, "--max-new-tokens", "24")
+    line = ("generate", "import os", "--max-new-tokens", "24")
     assert "nothing was learned" in treeopt(*line).stderr
     found = treeopt_json(*line)
     assert (found["tokens"], found["nodes"]) == (stock("import os"), 16)
-    data = treeopt_json("validate", *base, *OTHERS)
+    data = treeopt_json("validate", *OTHERS)
     assert data["lossless"]
     assert data["tokens_per_step"] == data["predicted_tokens_per_step"] > 1
 

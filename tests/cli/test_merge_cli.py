@@ -153,6 +153,7 @@ def test_shards_on_other_devices_give_the_file_of_the_whole(tmp_path: Path, monk
     assert load_calibration(name).provenance.configuration["calibrate"]["limit"] == 5
 
 
+@pytest.mark.slow
 def test_learned_drafter_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards of answers become an unfinished run; --resume learns and traces, with the bytes of the whole run."""
     common = ["calibrate", "--drafter", "heads+ngram", "--limit", "5", "--max-new-tokens", "8", "--batch-size", "2"]

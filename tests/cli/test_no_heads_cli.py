@@ -70,8 +70,7 @@ def test_records_name_no_heads() -> None:
 
 
 @pytest.mark.usefixtures("_no_heads")
-@looped("base", [MODEL, ()])
-@looped("name", ["static", "dynamic", "auto"])
+@looped(("name", "base"), [("static", MODEL), ("dynamic", ()), ("auto", MODEL)])
 def test_lossless_as_predicted(name: str, base: tuple[str, ...]) -> None:
     """Every kind is lossless, in the predicted steps; the built-in model's heads are not loaded either."""
     data = treeopt_json("validate", *base, "--tree", f"{name}.yaml", *OTHERS)
@@ -106,31 +105,13 @@ def test_calibrate_learns_without_heads(base: tuple[str, ...], tmp_path: Path) -
     assert data["learned"]["source"]["heads_id"] == ""
 
 
+@pytest.mark.slow
 def test_levels_below_the_heads(tmp_path: Path) -> None:
     """With heads --levels counts them too, and a drafter has at least as many."""
     for levels, depth in (("6", 6), ("2", 5)):
         output = tmp_path / f"{levels}.safetensors"
         treeopt("learn", *FEW, "--learn-tokens", "300", "--nodes", "4", "--levels", levels, "-o", output)
         assert load_drafter(output).depth == depth
-
-
-def test_reports_speak_of_levels(tmp_path: Path) -> None:
-    """Tables, progress and build say levels where there are no heads."""
-    learned = treeopt("learn", *MODEL, *FEW, *LITTLE, "-o", tmp_path / "d.safetensors")
-    traced = treeopt("calibrate", *MODEL, *OTHERS, "--drafter", "d.safetensors", "-o", tmp_path / "c.safetensors")
-    for said in (learned, traced):
-        assert re.search(r"  level 1 top-1 \d", said.stderr)
-        assert "head 1" not in said.output
-        assert "heads " not in said.stderr
-    assert re.search(r"^level 1\t", traced.stdout, re.M)
-    line = ("build", "--calibration", "c.safetensors", "--holdout", "1", "--nodes", "4", "-o", tmp_path / "t.yaml")
-    built = treeopt(*line)
-    assert "ranks per level" in built.stdout
-    assert "the tree of --values independent --weights uniform on them: " in built.stdout
-    assert "Medusa" not in built.output
-    shown = treeopt("show", "static.yaml").stdout
-    assert "heads none, " in shown
-    assert "ranks per head" in treeopt("build", "--calibration", "heads.safetensors", "-o", tmp_path / "h.yaml").stdout
 
 
 @pytest.mark.usefixtures("_no_heads")
@@ -253,6 +234,7 @@ def test_files_that_do_not_fit(text: str) -> None:
         assert json.loads(treeopt(*line, "--json", status=3).stderr)["error"] == "E223"
 
 
+@pytest.mark.slow
 def test_a_file_named_ngram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`./ngram` is a file; `ngram` is the drafter, even where there is such a file."""
     drafter = Path("d.safetensors").read_bytes()

@@ -15,7 +15,7 @@ from program import error_number, treeopt
 from treeopt.cli.app import COMMANDS
 from treeopt.files.bundled import pocket
 from treeopt.files.calibrations import save_calibration
-from treeopt.files.trees import load_tree, save_tree
+from treeopt.files.trees import save_tree
 from treeopt.tree import Tree
 
 PRECIOUS = "precious"
@@ -97,34 +97,6 @@ def test_inputs_of_cheap_commands_are_kept(force: list[str]) -> None:
     ]
     for arguments, target in cases:
         assert refused(*arguments, *force, "-o", target, target=target) == "E204", arguments
-
-
-def test_build_replaces_its_own_tree_alone() -> None:
-    """A tree that `build` wrote is replaced, a hand-edited tree and any other file are kept without --force."""
-    for _ in range(2):
-        treeopt("build", "--nodes", "8", "-o", "mine.yaml")
-    text = Path("mine.yaml").read_text()
-    edited = [text.replace("nodes: 8", "nodes: 8  # mine"), text + "\n", "# mine\n" + text, text.replace("\n", "\r\n")]
-    for content in (*edited, PRECIOUS, ""):
-        Path("mine.yaml").write_text(content, newline="")
-        assert refused("build", "--nodes", "8", "-o", "mine.yaml", target="mine.yaml") == "E202"
-    assert refused("build", "-o", "prompts.txt", target="prompts.txt") == "E202"
-    treeopt("build", "--nodes", "8", "-o", "mine.yaml", "--force")
-    assert load_tree("mine.yaml").nodes == 8
-
-
-def test_pictures_and_compiled_trees_are_replaced_by_their_like() -> None:
-    """SVG, DOT and compiled trees are made again freely; another kind needs --force, as do formats without a mark."""
-    for _ in range(2):
-        treeopt("render", "t.yaml", "-o", "p.svg")
-        treeopt("render", "t.yaml", "-o", "p.dot")
-        treeopt("compile", "t.yaml", "-o", "b.safetensors")
-        treeopt("curve", "-o", "c.svg")
-    assert refused("build", "-o", "p.svg", target="p.svg") == "E202"
-    assert refused("compile", "t.yaml", "-o", "p.svg", target="p.svg") == "E202"
-    assert refused("render", "t.yaml", "-o", "b.safetensors", target="b.safetensors") == "E202"
-    Path("p.png").write_bytes(b"\x89PNG")
-    assert refused("render", "t.yaml", "-o", "p.png", target="p.png") == "E202"
 
 
 @looped("output", ["-", "x" * 300 + ".svg", "no/such/p.svg", "model", "/proc/version", "/dev/stdout", "t.yaml/x.svg"])

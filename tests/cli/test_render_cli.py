@@ -80,18 +80,6 @@ def test_example_draws_the_sequential_text(kind: str, pocket: Base, truth: list[
     assert drafts or kind == "nothing"
 
 
-def test_example_prints_the_step_in_words() -> None:
-    """Standard output has the accepted path, standard error the models and the file, which has the tree's name."""
-    result = treeopt("render", "mc_sim_7b_63", "--example", PROMPT, "--title", "My step", "--theme", "dark")
-    assert result.stdout.startswith("Step 1: after the root '")
-    assert "wrote mc_sim_7b_63.svg\n" in result.stderr
-    assert ElementTree.parse("mc_sim_7b_63.svg").getroot().findtext(f"{SVG}title") == "My step"
-    again = Path("mc_sim_7b_63.svg").read_bytes()
-    treeopt("render", "mc_sim_7b_63", "--example", PROMPT, "--title", "My step", "--theme", "dark")
-    assert Path("mc_sim_7b_63.svg").read_bytes() == again
-    assert b"prefers-color-scheme" not in again
-
-
 def test_labels_and_json_of_a_tree(small_tree: Tree) -> None:
     """Labels are as the option says; the JSON lists what is drawn."""
     save_tree(small_tree, "t.yaml")

@@ -120,8 +120,7 @@ def losses(base: Base, texts: Sequence[Text], priors: Sequence[float]) -> list[f
     ]
 
 
-@looped("kind", ["periodic", "noisy"])
-@looped("priors", [CACHE_PRIORS, (300.0, 0.01, 1.0)])
+@looped(("kind", "priors"), [("periodic", (300.0, 0.01, 1.0)), ("noisy", CACHE_PRIORS)])
 def test_the_prior_with_the_least_loss_is_chosen(
     kind: str, priors: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -246,6 +246,7 @@ print(double(21), [str(one) for one in compiled._folders() if compiled._writable
 """
 
 
+@pytest.mark.slow
 @looped("place", ["cache", "nowhere"])
 def test_cache_folder_where_site_packages_is_read_only(tmp_path: Path, place: str) -> None:
     """The user's cache takes the machine code; where nothing can be written it is compiled for the process."""
@@ -260,6 +261,7 @@ def test_cache_folder_where_site_packages_is_read_only(tmp_path: Path, place: st
     assert bool(list(tmp_path.rglob("*.nbi"))) == (place == "cache")
 
 
+@pytest.mark.slow
 def test_numba_is_imported_only_to_draft() -> None:
     """Neither the package, the command line nor a static tree of the heads needs it."""
     modules = "sys, treeopt, treeopt.cli.app, treeopt.decode.decoder, treeopt.drafting.plans"
@@ -283,6 +285,7 @@ def test_compilation_is_announced(
         (tmp_path / "kernel" / "one" / "grow.nbi").write_bytes(b"")
     monkeypatch.setattr(compiled.config, "CACHE_DIR", "")
     monkeypatch.setattr(compiled, "_folders", lambda: iter([folder] if folder else []))
+    caplog.clear()
     with caplog.at_level("INFO", logger="treeopt"):
         compiled.note_compilation.__wrapped__()
     assert words in caplog.text if words else not caplog.text

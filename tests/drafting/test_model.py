@@ -161,7 +161,7 @@ def test_a_session_that_decodes_traces_too(source: str) -> None:
 
 
 @looped("source", SOURCES)
-@looped("nodes", [3, 60])
+@looped("nodes", [3, 24])
 def test_the_likeliest_nodes(source: str, nodes: int) -> None:
     """Each row's tree has the likeliest nodes, in decoding and, at every position of a text, in tracing."""
     made = world(5, source)

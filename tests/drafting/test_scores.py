@@ -111,24 +111,6 @@ def test_equal_scores_keep_the_order_of_proposal(source: str) -> None:
                 assert [token for token, _ in listed(children, node)] == case.naive(row).candidates(path)
 
 
-@looped("source", SOURCES)
-def test_rows_and_nodes_alone_equal_those_in_a_batch(source: str) -> None:
-    """Bit for bit, whatever goes through each operation together."""
-    for seed in range(4):
-        case = random_case(seed, source=source)
-        model = Scorer(case.drafter)
-        start = begin(case, model)
-        for depth in range(case.drafter.depth):
-            paths = random_paths(seed, case, depth, 5)
-            together = model.candidates(start, nodes_of(paths))
-            for node, (row, path) in enumerate(paths):
-                one = replace(case, logits=case.logits[:, row : row + 1], recent=case.recent[row : row + 1])
-                alone = begin(one, model)
-                children = model.candidates(alone, nodes_of([(0, path)]))
-                assert children.tokens.tolist() == together.tokens[node : node + 1].tolist()
-                assert children.scores.tolist() == together.scores[node : node + 1].tolist()
-
-
 def found_after(recent: list[int], path: Sequence[int] = (), *, window: int = 0) -> Features:
     """Features at the end of a path, of a drafter that only copies."""
     drafter = Drafter((Level(),) * 30, 1, 1, window or len(recent), FLAT.record())
@@ -237,26 +219,6 @@ def test_backs_off_to_the_longest_stored_context() -> None:
     assert above_backoff([-1, -1, 5, 6], []) == {2: 2.0}
 
 
-def test_levels_beyond_the_heads_take_the_most_frequent() -> None:
-    """Without a head its candidates are the frequent tokens, equal ones by id, and no head's score enters."""
-    table = Table({(): {0: 0.0}}, {(): 0.0}, (-3.0, -1.0, -2.0, -1.0))
-    model = Scorer(Drafter((Level(), Level(prior=0.5)), 1, 3, 0, table.record()))
-    start = model.begin(torch.tensor([[[9.0, 0.0, 0.0, 1.0]]]), np.array([[0, 0, 0, 0]]), 2)
-    children = model.candidates(start, nodes_of([(0, [2])]))
-    assert listed(children, 0) == [(1, -0.5), (3, -0.5), (2, -1.0), (0, -1.5)]
-
-
-def test_fewer_levels_than_heads() -> None:
-    """A shallow step needs only its own heads' logits."""
-    case = random_case(3, rows=1)
-    model = Scorer(case.drafter)
-    one = model.begin(torch.from_numpy(case.logits[:1]), case.recent, 1)
-    all_levels = begin(case, model)
-    assert (
-        model.candidates(one, one.root).scores.tolist() == model.candidates(all_levels, all_levels.root).scores.tolist()
-    )
-
-
 def tied(seed: int, dtype: torch.dtype, vocab: int) -> torch.Tensor:
     """Logits [2, 3, V] of nine values, or normal ones that tie by rounding."""
     generator = torch.Generator().manual_seed(seed)
@@ -337,17 +299,6 @@ def scored(scores: list[float], level: Level) -> NDArray[np.float64]:
     return likely.astype(np.float64)
 
 
-@looped("other_logit", [-40.0, -1.0, 30.0, 200.0])
-def test_log_probability_adds_up_to_one(other_logit: float) -> None:
-    """The probabilities of candidates and other tokens sum to one; no log is above 0."""
-    scores = [3.0, 1.0, -2.0, -80.0, -math.inf]
-    likely = scored(scores, Level(other_logit=other_logit))
-    total = math.exp(other_logit) + sum(map(math.exp, scores))
-    assert np.exp(likely).sum() + math.exp(other_logit) / total == pytest.approx(1, abs=1e-6)
-    assert (likely <= 0).all()
-    assert (np.diff(likely) <= 0).all()
-
-
 def test_log_probability_is_mapped_between_and_beyond_pairs() -> None:
     """Log-odds 0 is halfway between the pairs; beyond them the map is constant; repeated candidates keep -inf."""
     level = Level(other_logit=0.0, calibration_map=((-2.0, -3.0), (2.0, 0.0)))
@@ -355,8 +306,3 @@ def test_log_probability_is_mapped_between_and_beyond_pairs() -> None:
     assert scored([60.0, -math.inf], level).tolist() == pytest.approx([math.log(0.5), -math.inf])
     low = math.log(1 / (1 + math.exp(3.0)))
     assert scored([-60.0, -500.0], level).tolist() == pytest.approx([low, low])
-
-
-def test_log_probability_with_one_pair() -> None:
-    """A map of one pair gives all candidates the same probability."""
-    assert scored([1.0, 0.0, -5.0], Level(calibration_map=((0.0, 0.0),))).tolist() == pytest.approx([math.log(0.5)] * 3)

@@ -71,7 +71,7 @@ def as_rows(drafter: TokenRecycling) -> list[list[int]]:
     return rows
 
 
-@looped("tree", [TREE, load_tree("token_recycling"), Tree.chain(3)])
+@looped("tree", [TREE, Tree.chain(3)])
 def test_steps_and_matrix_equal_the_naive_version(tree: Tree) -> None:
     """Several texts in turn take the naive version's steps, and leave its matrix for the next text."""
     base = tiny_base("llama")

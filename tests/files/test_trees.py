@@ -319,14 +319,7 @@ def test_zoo_file_is_as_written(name: str) -> None:
     assert zoo()[name].read_text() == tree_yaml(load_tree(name))
 
 
-@looped(
-    "line",
-    [
-        "- {path: !!python/object/apply:os.system [0]}",
-        "- !!set {path: [0]}",
-        "- {!!str path: [0]}",
-    ],
-)
+@looped("line", ["- {path: !!python/object/apply:os.system [0]}", "- !!set {path: [0]}", "- {!!str path: [0]}"])
 def test_tags_are_refused_everywhere(tmp_path: Path, line: str) -> None:
     """A tag on a list, a mapping or a key is refused, not ignored."""
     target = tmp_path / "tagged.yaml"

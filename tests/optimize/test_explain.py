@@ -1,13 +1,22 @@
-"""Why a path is in a tree: places by the values of a file, and by the growth that traces give."""
+"""What is said of trees: why a path is in one, how two differ, which part is used most, how estimates came true."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+
 import numpy as np
 import pytest
-from helpers import make_calibration
+from helpers import make_calibration, random_calibration, random_tree
+from looped import looped
 
+from treeopt.defaults import STEP_SIZES
 from treeopt.errors import Code, TreeoptError
 from treeopt.optimize.explain import explain_path
+from treeopt.optimize.intervals import compare_trees
+from treeopt.optimize.per_step import BINS, reliability
+from treeopt.optimize.replay import most_used, replay
+from treeopt.traces import NONE, StepTraces
 from treeopt.tree import Tree
 
 
@@ -43,3 +52,63 @@ def test_share_of_a_value_of_zero_is_zero() -> None:
     """Where the node above is never right, nothing is divided by its value."""
     found = explain_path(Tree(((0,), (1,), (1, 0)), (0.5, 0.0, 0.0)), (1, 0))
     assert [prefix.share for prefix in found.prefixes] == [0.0, 0.0]
+
+
+def test_paths_of_one_tree_alone_are_listed() -> None:
+    """Each tree's paths are in its order; equal paths are counted, and without traces there is no gain."""
+    first, second = Tree(((0,), (1,), (0, 0))), Tree(((0,), (2,), (0, 1), (2, 0)))
+    found = compare_trees(first, second)
+    assert (found.first_only, found.second_only) == (((1,), (0, 0)), ((2,), (0, 1), (2, 0)))
+    assert found.shared == 1
+    assert found.gain is None
+
+
+def test_trees_of_other_drafters_are_not_compared() -> None:
+    """Equal ranks are then other drafts: E223."""
+    with pytest.raises(TreeoptError) as caught:
+        compare_trees(Tree(((0,),)), Tree(((0,),), drafter="d1"))
+    assert caught.value.code is Code.DRAFTER_MISMATCH
+
+
+def test_most_used_hand_written() -> None:
+    """Steps at rows 0, 2 and 3 accept (1,), nothing and (0,): what one step used stands before what none did."""
+    calibration = make_calibration([np.array([[1, 5], [0, 0], [9, 0], [0, 3], [0, 0]])])
+    tree = Tree(((0,), (1,), (2,), (0, 0)))
+    assert replay(tree, calibration).steps == 3
+    assert most_used(tree, calibration, 3) == Tree(((0,), (1,)))
+    assert most_used(tree, calibration, 1) == Tree(())
+    assert most_used(tree, calibration, 9) == tree
+
+
+@looped("seed", range(8))
+def test_most_used_is_nested_and_useful(seed: int) -> None:
+    """Parts are trees of the size asked for, each in the next, and yield at least what some other part does."""
+    calibration = random_calibration(seed)
+    tree = random_tree(seed, nodes=30, depth=4, ranks=6)
+    parts = [most_used(tree, calibration, nodes) for nodes in range(1, 31)]
+    assert [part.nodes for part in parts] == list(range(1, 31))
+    assert all(set(one.paths) < set(other.paths) for one, other in itertools.pairwise(parts))
+    other = Tree.from_paths({path[:i] for path in tree.paths[-3:] for i in range(1, len(path) + 1)})
+    same_size = most_used(tree, calibration, other.nodes)
+    assert replay(same_size, calibration).tokens_per_step >= replay(other, calibration).tokens_per_step
+
+
+def test_reliability_by_hand() -> None:
+    """Two guesses at 0.5, one of them right, and one at 1.0 that was wrong; the last row has nothing to guess."""
+    made = make_calibration([np.array([[0], [3], [1], [0]])])
+    confidence = np.array([[0.5], [0.5], [1.0], [0.9]], np.float16)
+    node_rank = np.where(made.ranks == NONE, NONE, 1).astype(np.uint8)
+    expected_tokens = np.ones((4, len(STEP_SIZES)), np.float32)
+    found = reliability(dataclasses.replace(made, steps=StepTraces(node_rank, expected_tokens, confidence)))
+    assert found.trials.shape == (1, BINS)
+    assert found.trials[0].tolist() == [0, 0, 0, 0, 0, 2, 0, 0, 0, 1]
+    assert found.correct[0].tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
+    assert found.estimated[0].tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 1]
+    assert found.error.tolist() == [pytest.approx(1 / 3)]
+
+
+def test_reliability_without_trials() -> None:
+    """A level that no text reaches has no error."""
+    made = make_calibration([np.zeros((1, 2), int)])
+    steps = StepTraces(made.ranks, np.ones((1, len(STEP_SIZES)), np.float32), np.ones((1, 2), np.float16))
+    assert reliability(dataclasses.replace(made, steps=steps)).error.tolist() == [0, 0]

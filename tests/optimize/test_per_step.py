@@ -16,14 +16,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.curve import Timing, policy_curve
-from treeopt.optimize.per_step import (
-    build_policy,
-    fastest_policy,
-    policy_budget,
-    replay_policy,
-    sizes_of,
-    sums_by_size,
-)
+from treeopt.optimize.per_step import build_policy, fastest_policy, policy_budget, replay_policy, sizes_of, sums_by_size
 from treeopt.optimize.replay import replay
 from treeopt.policy import TreePolicy
 from treeopt.traces import MISS, NONE, StepTraces
@@ -84,9 +77,7 @@ def test_place_equal_to_the_size_is_outside() -> None:
     """The root is node 0, so a tree of n nodes holds places 0 to n - 1."""
     made = make_calibration([np.zeros((3, 1), int)])
     steps = StepTraces(
-        np.array([[4], [4], [NONE]], np.uint8),
-        np.ones((3, len(STEP_SIZES)), np.float32),
-        np.ones((3, 1), np.float16),
+        np.array([[4], [4], [NONE]], np.uint8), np.ones((3, len(STEP_SIZES)), np.float32), np.ones((3, 1), np.float16)
     )
     provenance = dataclasses.replace(made.provenance, drafter_id="d1")
     calibration = dataclasses.replace(made, steps=steps, provenance=provenance)

@@ -1,21 +1,27 @@
-"""The efficiency of a device from measured steps: known numbers are found again, and errors are of steps left out."""
+"""What a plan rests on: a device by its text or fitted to measured steps, the shape of a model, tokens per step."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
+from helpers import random_calibration
 from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.models.shapes import named_shape
-from treeopt.plan.devices import Device
+from treeopt.optimize.curve import default_sizes, measure_curve
+from treeopt.optimize.select_method import Fitter, candidates
+from treeopt.optimize.tree_builder import tree_limits
+from treeopt.plan.devices import Device, device_of_spec
 from treeopt.plan.fit import MeasuredSteps, extrapolated, fit_efficiency
 from treeopt.plan.operators import StepSetting
+from treeopt.plan.planner import Acceptance, calibrated_acceptance
 from treeopt.plan.step_model import Efficiency, StepModel
-from treeopt.shape import Drafting
+from treeopt.shape import Drafting, Matrix
 
 DEVICE = Device("a device", {"any": 1e13}, 1e12)
 TRUE = Efficiency(compute=0.4, bandwidth=0.7, launch=2e-5, step=5e-3, tree=8e-3)
@@ -123,12 +129,6 @@ def test_short_steps_count_as_much_as_long_ones() -> None:
     assert extrapolated(fit.efficiency, exact).median < 0.1
 
 
-def test_fit_is_the_same_in_every_run() -> None:
-    """Folds and starting points are fixed."""
-    one, other = (fit_efficiency([steps("qwen2.5-0.5b", noise=0.1)]) for _ in range(2))
-    assert one == other
-
-
 def test_too_few_steps_are_refused() -> None:
     """Five steps do not give five numbers."""
     measured = steps("qwen2.5-0.5b")
@@ -136,3 +136,59 @@ def test_too_few_steps_are_refused() -> None:
     with pytest.raises(TreeoptError, match="too few") as caught:
         fit_efficiency([few])
     assert caught.value.code is Code.PLAN_INVALID
+
+
+def test_all_experts_may_be_active() -> None:
+    """At most as many copies are active as exist (E240)."""
+    assert Matrix("m", 2, 3, count=4, experts=5, active=5).parameters == 2 * 3 * 4 * 5
+    with pytest.raises(TreeoptError, match="6 of 5 experts"):
+        Matrix("m", 2, 3, experts=5, active=6)
+
+
+def test_device_has_the_numbers_of_its_text() -> None:
+    """FLOP/s of every dtype, bytes per second, and bytes of memory, which may be left out."""
+    device = device_of_spec("flops=2e14, bandwidth=3e12,memory=8e10")
+    assert (device.flops, device.bandwidth, device.memory) == ({"any": 2e14}, 3e12, 8e10)
+    assert device_of_spec("bandwidth=1,flops=1e21").memory is None  # the least and the greatest figure
+
+
+@looped(
+    "spec, said",
+    [
+        ("flops=1,bandwidth=1,watts=3", "'watts' is none of"),
+        ("flops=1,bandwidth=1,flops=1", "'flops' occurs twice"),
+        ("flops=1", "bandwidth missing"),
+        ("memory=1", "flops and bandwidth missing"),
+        ("flops=one,bandwidth=1", "'one' is not a finite number"),
+        ("flops=-1,bandwidth=1", "'-1' is not a finite number"),
+        ("flops=inf,bandwidth=1", "'inf' is not a finite number"),
+    ],
+)
+def test_other_texts_are_refused(spec: str, said: str) -> None:
+    """E240 names the part."""
+    with pytest.raises(TreeoptError, match=said) as caught:
+        device_of_spec(spec)
+    assert caught.value.code.number == "E240"
+
+
+def test_logarithm_begins_at_one() -> None:
+    """1 + 0.477 ln N: one token at one node, 2.984 at 64 (the paper's chart begins at 1 and has about 3 there)."""
+    assert Acceptance().at(np.array([1.0, 64.0])).tolist() == [1.0, 1 + 0.477 * math.log(64)]
+    assert Acceptance().at(np.array([64.0]))[0] == pytest.approx(2.9838, abs=1e-4)
+
+
+def test_calibration_gives_the_cross_validated_curve() -> None:
+    """The figures are those of `measure_curve`, which differ from those of the fitted texts."""
+    calibration = random_calibration(3, sequences=40)
+    found = calibrated_acceptance(calibration, 24)
+    fitter = Fitter(calibration, tree_limits(calibration, 24))
+    method = fitter.choose(candidates("joint", "visits")).method
+    curve = measure_curve(fitter, method, default_sizes(24))
+    assert found.sizes == tuple(point.nodes for point in curve.points)
+    assert found.tokens == tuple(point.tokens_per_step for point in curve.points)
+    assert found.tokens[0] == 1.0
+    assert found.tokens[-1] != pytest.approx(curve.expected[found.sizes[-1] - 1], abs=1e-6)
+    between = found.at(np.array([5.0]))[0]  # between 4 and 6
+    assert between == pytest.approx((found.tokens[3] + found.tokens[4]) / 2)
+    assert found.largest == found.sizes[-1] <= 24
+    assert dict(found.provenance)["heads_id"] == calibration.provenance.heads_id

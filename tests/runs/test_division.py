@@ -48,6 +48,7 @@ def run_alone(count: int) -> list[Any]:
     return list(ALONE.each("one", range(count), lambda i: {"part": [i, 0.1 * i, None]}))
 
 
+@pytest.mark.slow
 def test_parts_of_any_size() -> None:
     """A part of more bytes than the store takes at once, which cannot be compressed much."""
     text = "".join(chr(33 + (i * i * 7919 + i) % 20_000) for i in range(5_000_000))

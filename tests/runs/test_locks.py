@@ -114,8 +114,9 @@ def test_the_lock_of_another_process_stays(lock: Lock, tmp_path: Path) -> None:
 
 
 @looped("system", ["no locks", "Windows"])
-def test_a_file_system_without_locks(system: str, lock: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is locked, a warning says so, and the file is deleted."""
+    lock = Lock(tmp_path / "run.partial")
 
     def refuse(*_arguments: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -139,8 +140,9 @@ def test_imported_without_fcntl() -> None:
 
 
 @looped("kind", ["link", "text", "pipe", "folder"])
-def test_files_of_others_in_its_place_stay(kind: str, lock: Lock, tmp_path: Path) -> None:
+def test_files_of_others_in_its_place_stay(kind: str, tmp_path: Path) -> None:
     """A link, and a file, pipe or folder that treeopt did not write, is E204 and stays as it is."""
+    lock = Lock(tmp_path / "run.partial")
     file, other = tmp_path / ".run.partial.lock", tmp_path / "other"
     other.write_text("mine")
     if kind == "link":

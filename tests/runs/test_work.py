@@ -184,10 +184,7 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     with pytest.raises(TreeoptError) as caught:
         work.begin({**SETTINGS, "batch_size": 4, "learning": {"seed": 1}})
     assert caught.value.code is Code.RESUME_INVALID
-    assert caught.value.at.splitlines() == [
-        "batch_size: started with 2, now 4",
-        "learning.seed: started with 0, now 1",
-    ]
+    assert caught.value.at.splitlines() == ["batch_size: started with 2, now 4", "learning.seed: started with 0, now 1"]
     assert work.chunks == 1
 
 
@@ -352,13 +349,7 @@ def test_names_of_chunks_are_those_of_the_folder(tmp_path: Path, name: str) -> N
 def test_kills_inside_writes(tmp_path: Path) -> None:
     """Killed again and again inside writes, the run loses at most a chunk each time, and ends with the same rows."""
     stored, environment = 0, {**os.environ, "PYTHONPATH": str(ROOT_FOLDER)}
-    for after in (
-        1,
-        300,
-        1000,
-        1900,
-        0,
-    ):  # bytes before the kill, 0 never; a chunk has about 600
+    for after in (1, 300, 1000, 1900, 0):  # bytes before the kill, 0 never; a chunk has about 600
         done = subprocess.run([sys.executable, "-c", RUN, str(after)], cwd=tmp_path, env=environment, check=False)
         assert done.returncode == (-signal.SIGKILL if after else 0)
         now = len(list((tmp_path / FOLDER).glob("answers-*"))) if after else 8

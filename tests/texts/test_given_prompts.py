@@ -1,4 +1,4 @@
-"""Prompts as people have them: strings, rows, conversations, files and records give the same prompts."""
+"""Prompts as people have them, in Python as in files, and the faults of rows that are none."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from looped import looped
 from tiny import chat_base
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.texts.encode import Text, as_texts
-from treeopt.texts.prompts import PromptSet, as_prompt_set, load_prompts
+from treeopt.texts.encode import Text, as_texts, encode_prompts
+from treeopt.texts.prompts import (
+    Prompt,
+    PromptSet,
+    as_prompt_set,
+    load_prompts,
+)
 
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "w3 w4"}]
 ROWS: list[Any] = ["w1 w2", {"text": "w5"}, {"messages": CHAT}, {"turns": ["w6", "w7"], "category": "c"}]
@@ -100,3 +105,24 @@ def test_rows_without_prompts(given: Any, code: Code) -> None:
     with pytest.raises(TreeoptError) as caught:
         as_prompt_set(given)
     assert caught.value.code is code
+
+
+def test_reasons_of_prompts_that_are_left_out_are_sorted() -> None:
+    """Where none is left, each reason is named once; given answers are cut at the limit and counted."""
+    base = chat_base()
+    long = " ".join(["w3"] * base.context)
+
+    def encoded(*rows: tuple[str, str]) -> Any:
+        prompts = tuple(Prompt(f"set:{i:08}", None, text, answer) for i, (text, answer) in enumerate(rows))
+        return encode_prompts(base, PromptSet("set", "sha", prompts), 3, chat_template=False, scored=True)
+
+    with pytest.raises(TreeoptError) as caught:
+        encoded((long, "w1"), ("w2", ""), (long, "w1"))
+    assert caught.value.code is Code.PROMPTS_EMPTY
+    reasons = caught.value.what.partition(f"in {base.context}: ")[2].split(", ")
+    assert len(reasons) == 2
+    assert reasons == sorted(reasons)
+    assert "none of 3 prompts can be run with 3 new tokens" in caught.value.what
+    found = encoded(("w1", "w1 w2 w3"), ("w2", "w1 w2 w3 w4"), ("w2", ""))
+    assert (len(found.texts), len(found.skipped), found.answers_cut) == (2, 1, 1)
+    assert [len(text.answer) for text in found.texts] == [3, 3]

@@ -155,12 +155,6 @@ def test_prompt_after_an_answer(tmp_path: Path) -> None:
     assert ids[1] == f"{first.id}.02"
 
 
-@looped("turns", [[], [3], ["a", ""], "a", [["a"]]])
-def test_load_prompts_unusable_turns(tmp_path: Path, turns: Any) -> None:
-    """Turns that are no list of texts are no prompt."""
-    assert refusal(write_rows(tmp_path / "rows.json", [{"turns": turns}])).code is Code.PROMPTS_INVALID
-
-
 @looped("field", ["output", "response", "completion", "answer"])
 def test_load_prompts_answers(tmp_path: Path, field: str) -> None:
     """An answer is read where it is wanted, and only there."""
@@ -175,33 +169,6 @@ def test_load_prompts_answers_missing(tmp_path: Path) -> None:
     error = refusal(file, answers=True)
     assert error.code is Code.PROMPTS_INVALID
     assert f"row 1 of {file}" in error.what
-
-
-@looped(
-    "row",
-    [
-        {"question": "Name a bird."},
-        {"instruction": ""},
-        {"instruction": 3},
-        {"text": None},
-        {"messages": []},
-        {"messages": "Hi"},
-        {"messages": [{"role": "assistant", "content": "Hello"}]},
-        {"messages": [{"role": "user"}]},
-        {},
-        ["Name a bird."],
-        7,
-        None,
-    ],
-)
-def test_load_prompts_unusable_row(tmp_path: Path, row: Any) -> None:
-    """A row without a usable field is refused, with file, row and the fields that it has."""
-    file = write_rows(tmp_path / "rows.json", ["fine", row])
-    error = refusal(file)
-    assert (error.code, error.exit_status) == (Code.PROMPTS_INVALID, EXIT_INPUT)
-    assert f"row 1 of {file}" in error.what
-    if isinstance(row, dict):
-        assert all(field in error.at for field in row)
 
 
 def test_load_prompts_limit(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Charts of curves: right, stable, and safe to embed."""
+"""Charts of curves, sweeps and plans: right, stable, and safe to embed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hand_shape import SHAPE
 from looped import looped
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -24,7 +25,19 @@ import treeopt
 from treeopt.optimize.curve import Curve, CurvePoint
 from treeopt.optimize.intervals import Interval
 from treeopt.optimize.select_method import Method
-from treeopt.view.charts import curve_figure, render_curve
+from treeopt.plan.devices import Device
+from treeopt.plan.planner import Acceptance, PlanCandidate, SpeedPlan, plan_speedup
+from treeopt.plan.step_model import StepModel
+from treeopt.view.charts import (
+    Panel,
+    Series,
+    chart_figure,
+    curve_figure,
+    plan_figure,
+    render_chart,
+    render_curve,
+    render_plan,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
@@ -62,17 +75,6 @@ def labels(axes: Axes) -> list[str]:
     legend = axes.get_legend()
     assert legend is not None
     return [each.get_text() for each in legend.get_texts()]
-
-
-def test_curve_points_stand_in_order_on_a_log2_axis() -> None:
-    """Each doubling takes the same room, and more tokens per step stand higher."""
-    figure = curve_figure(make(SIZES, TOKENS, SPEEDUPS), "")
-    at = pixels(artist(figure, "tokens"))
-    doubling = at[2, 0] - at[1, 0]
-    assert at[:, 0] - at[0, 0] == pytest.approx([doubling * each for each in (0, 2, 3, 4, 5, 6, 7, 8)])
-    assert (np.diff(at[:, 1]) > 0).all()
-    for name in ("speedup", "overhead"):
-        assert pixels(artist(figure, name))[:, 0] == pytest.approx(at[:, 0])
 
 
 def test_curve_lines_run_through_their_points() -> None:
@@ -213,3 +215,117 @@ def test_curve_without_intervals_has_no_bands() -> None:
     assert not figure.findobj(PolyCollection)
     assert labels(figure.axes[0]) == ["tokens per step, cross-validated"]
     assert "sampling unknown, prediction unknown" in render_curve(curve)
+
+
+LINE = Series("line", [2, 8, 64], [1.5, 2.0, 2.5], [Interval(1.4, 1.6), None, Interval(2.4, 2.6)])
+DOTS = Series("dots", [3, 5, 5], [1.1, 1.3, 1.2], dots=True)
+DASHED = Series("dashed", [2, 64], [1.8, 1.8], dashed=True)
+
+
+def test_series_are_drawn_at_their_figures() -> None:
+    """Lines have their corners at the figures, dots no line between them, and dashed lines no markers."""
+    figure = chart_figure([Panel("nodes", "tokens", [DOTS, LINE, DASHED], log2=True)], "t")
+    for one in (LINE, DOTS, DASHED):
+        drawn = artist(figure, one.name)
+        assert drawn.get_xydata().tolist() == [list(pair) for pair in zip(one.x, one.y, strict=True)]
+    assert artist(figure, "dots").get_linestyle() == "None"
+    assert artist(figure, "dashed").get_linestyle() == "--"
+    assert artist(figure, "line").get_marker() == "o"
+    assert len({artist(figure, one.name).get_color() for one in (LINE, DOTS, DASHED)}) == 3
+
+
+def test_bands_are_the_known_intervals() -> None:
+    """The band reaches from the lower to the upper ends; places without an interval are skipped."""
+    figure = chart_figure([Panel("x", "y", [LINE, DOTS])], "t")
+    band = artist(figure, "line interval")
+    assert isinstance(band, PolyCollection)
+    corners = band.get_paths()[0].vertices
+    assert {(x, y) for x, y in corners.tolist()} == {(2, 1.4), (2, 1.6), (64, 2.4), (64, 2.6)}
+    assert len(figure.findobj(PolyCollection)) == 1
+
+
+def test_panels_have_their_own_axes() -> None:
+    """Each panel has its names and scale; the log2 axis has the ends of all series as numbers."""
+    figure = chart_figure([Panel("nodes", "tokens", [LINE, DOTS], log2=True), Panel("epsilon", "share", [DASHED])], "t")
+    upper, lower = figure.axes
+    assert [(one.get_xlabel(), one.get_ylabel(), one.get_xscale()) for one in (upper, lower)] == [
+        ("nodes", "tokens", "log"),
+        ("epsilon", "share", "linear"),
+    ]
+    numbers = [each.get_text() for each in upper.get_xticklabels()]
+    assert {"2", "8", "64"} <= set(numbers)
+    low, high = upper.get_xlim()
+    assert low < 2 < 64 < high
+
+
+def test_chart_is_stable_and_says_its_figures() -> None:
+    """Equal charts give equal bytes; the description holds the figures of lines, and the range of dots."""
+    panels = [Panel("nodes", "tokens per step", [DOTS, LINE], log2=True)]
+    picture = render_chart(panels, "A <title>")
+    assert picture == render_chart(panels, "A <title>")
+    [description] = ElementTree.fromstring(picture).iter(DESCRIPTION)
+    assert description.text == (
+        "tokens per step, dots: 3 points, 1.1 to 1.3; tokens per step, line: 1.5 at 2, 2 at 8, 2.5 at 64"
+    )
+
+
+@looped("log2", [False, True])
+def test_one_point_is_drawn(log2: bool) -> None:
+    """A series of one figure, with its interval, is inside its panel."""
+    one = Series("one", [16], [2.0], [Interval(1.9, 2.1)])
+    figure = chart_figure([Panel("x", "y", [one], log2=log2)], "t")
+    figure.draw_without_rendering()
+    drawn = artist(figure, "one")
+    box = drawn.axes.get_window_extent()
+    [[x, y]] = np.asarray(drawn.get_transform().transform(drawn.get_xydata())).tolist()
+    assert box.x0 < x < box.x1
+    assert box.y0 < y < box.y1
+
+
+MODEL = StepModel(SHAPE, Device("a device", {"any": 100.0}, 50.0))
+
+
+def plan(
+    names: tuple[str, ...] = ("a",), batches: tuple[int, ...] = (1,), contexts: tuple[int, ...] = (8,)
+) -> SpeedPlan:
+    """Drafters with 1, 2, ... tokens per step at 16 nodes."""
+    drafters = [Acceptance(name, (1, 16), (1.0, 2.0 + i)) for i, name in enumerate(names)]
+    return plan_speedup([PlanCandidate(one, MODEL) for one in drafters], [1, 4, 16], batches, contexts)
+
+
+@looped(
+    ("given", "labels"),
+    [
+        ({}, {"batch 1"}),
+        ({"batches": (1, 4)}, {"batch 1", "batch 4"}),
+        ({"contexts": (8, 64)}, {"context 8", "context 64"}),
+        ({"names": ("a", "b")}, {"a", "b"}),
+        ({"names": ("a", "b"), "batches": (1, 4)}, {"batch 1, a", "batch 1, b", "batch 4, a", "batch 4, b"}),
+    ],
+)
+def test_every_line_has_the_figures_of_its_points(given: Any, labels: set[str]) -> None:
+    """Both panels have a line for each label, through the points of the plan."""
+    made = plan(**given)
+    drawn = {line.get_gid(): line for line in plan_figure(made, "title").findobj(Line2D) if line.get_gid()}
+    assert set(drawn) == {f"{figure} {label}" for figure in ("speedup", "overhead") for label in labels}
+    found = {
+        figure: sorted(tuple(xy) for name, line in drawn.items() if name.startswith(figure) for xy in line.get_xydata())
+        for figure in ("speedup", "overhead")
+    }
+    for figure, points in found.items():
+        assert points == sorted((point.nodes, getattr(point, figure)) for point in made.points)
+
+
+def test_axes_have_their_scales() -> None:
+    """Nodes are on a log2 axis, all else but speedup on a logarithmic one."""
+    upper, lower = plan_figure(plan(), "title").axes
+    assert (upper.get_yscale(), lower.get_yscale(), lower.get_xscale()) == ("linear", "log", "log")
+    assert lower.get_xlabel() == "nodes (root counted)"
+
+
+def test_equal_plans_give_equal_bytes() -> None:
+    """The title and every point are in the file."""
+    text = render_plan(plan(batches=(1, 4)), "by <hand>")
+    assert text == render_plan(plan(batches=(1, 4)), "by <hand>")
+    assert "by &lt;hand&gt;" in text
+    assert text.count("nodes: overhead") == 6

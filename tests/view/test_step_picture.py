@@ -1,4 +1,4 @@
-"""The picture of one step: tokens, the accepted path in red, the token after it, and the step in words."""
+"""The picture of one step, and the words of all pictures."""
 
 from __future__ import annotations
 
@@ -9,11 +9,26 @@ import pytest
 from looped import looped
 
 from treeopt.drafted_step import DraftedStep
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, counted
 from treeopt.files.trees import load_tree
 from treeopt.tree import Tree
 from treeopt.view.graph import render_dot
-from treeopt.view.scene import drawn_data, scene_of
+from treeopt.view.layout import Item, Kind
+from treeopt.view.scene import (
+    accepted_words,
+    describe,
+    describe_item,
+    description,
+    drawn_data,
+    heading,
+    label_of,
+    scene_of,
+    short_probability,
+    shortened,
+    summary,
+    visible,
+    visible_line,
+)
 from treeopt.view.svg import render_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -135,3 +150,104 @@ def test_step_that_contradicts_its_tree_is_refused(step: DraftedStep, change: di
     """Lists of another length, and accepted nodes that are no path from the root."""
     with pytest.raises(ValueError, match="nodes"):
         dataclasses.replace(step, **change)
+
+
+TREE = Tree.from_paths([[0], [1], [0, 2]], values=[0.5, 0.25, 0.125])
+STEP = DraftedStep(TREE, (7, 8, None, 9), ("a", " b", "", "c\n"), (None, 0.75, None, 0.5), (0, 1), 5, "\t", 4, "x y\nz")
+
+
+@looped(("value", "text"), [
+    (None, ""), (1.0, "1"), (0.995, "1"), (0.994, ".99"), (0.5, ".50"), (0.0995, ".10"), (0.0994, ".099"),
+    (0.048, ".048"), (0.00095, ".001"), (0.0009499, "9e-4"), (3e-4, "3e-4"), (2e-12, "2e-12"), (0.0, "0"),
+])  # fmt: skip
+def test_probabilities_in_five_characters(value: float | None, text: str) -> None:
+    """Two or three digits, then a power of ten; the borders are those of rounding."""
+    assert short_probability(value) == text
+
+
+def test_texts_are_cut_to_their_length() -> None:
+    """16 characters stay; of 17 the first 15 and an ellipsis."""
+    assert shortened("a" * 16) == "a" * 16
+    assert shortened("a" * 17) == "a" * 15 + "…"
+    assert shortened("abcd", 3) == "ab…"
+
+
+def test_white_space_and_escapes() -> None:
+    """Marks that combine, and what is not printed, are escapes of two, four or eight digits."""
+    assert visible(" a\n\t\r") == "␣a↵⇥␍"
+    assert visible("\x1bé\u0301\u200b\U000e0001") == "\\x1bé\\u0301\\u200b\\U000e0001"
+    assert visible("\xff\x80\x9f\u0100") == "ÿ\\x80\\x9fĀ"
+    assert visible_line("a b\nc\td") == "a b↵c⇥d"
+
+
+@looped(("number", "noun", "words"), [
+    (1, "leaf", "1 leaf"), (2, "leaf", "2 leaves"), (0, "node", "0 nodes"), (1, "node", "1 node"),
+    (1234, "node", "1,234 nodes"),
+])  # fmt: skip
+def test_counts(number: int, noun: str, words: str) -> None:
+    """Singular and plural."""
+    assert counted(number, noun) == words
+
+
+def test_labels_of_nodes() -> None:
+    """Ranks, values of the tree, or tokens and probabilities of a step."""
+    nodes = [Item(Kind.NODE, node, 0, 0) for node in range(4)]
+    assert [label_of(TREE, item, "rank") for item in nodes] == ["", "0", "1", "2"]
+    assert [label_of(TREE, item, "probability") for item in nodes] == ["", ".50", ".25", ".12"]
+    assert [label_of(TREE, item, "none") for item in nodes] == [""] * 4
+    assert [label_of(TREE, item, "token", STEP) for item in nodes] == ["a", "␣b", "∅", "c↵"]
+    assert [label_of(TREE, item, "probability", STEP) for item in nodes] == ["", ".75", "", ".50"]
+    hidden, bonus = Item(Kind.COLLAPSED, 1, 1, 2, 12), Item(Kind.BONUS, 1, 1, 2)
+    assert [label_of(TREE, hidden, label) for label in ("none", "rank")] == ["+12", "+12"]
+    assert [label_of(TREE, bonus, label, STEP) for label in ("none", "rank", "token")] == ["", "⇥", "⇥"]
+    assert label_of(TREE, bonus, "rank") == ""
+
+
+def test_tooltips() -> None:
+    """Path, rank, level or head, value; of a step the token first."""
+    assert describe(TREE, 0) == "root: the base model's token"
+    assert describe(TREE, 3) == "node 3: path [0, 2], rank 2 of head 2, right with probability 0.125"
+    assert describe(TREE, 0, STEP) == "token 7 'a'; root: the base model's token"
+    ends = {1: ", right with probability 0.5", 2: ", right with probability 0.25", 3: ", right with probability 0.125"}
+    assert describe(TREE, 1, STEP) == (
+        "token 8 '␣b' (accepted), probability 0.75 in the base model; node 1: path [0], rank 0 of level 1" + ends[1]
+    )
+    assert describe(TREE, 2, STEP) == "no draft; node 2: path [1], rank 1 of level 1" + ends[2]
+    assert describe(TREE, 3, STEP) == (
+        "token 9 'c↵', probability 0.5 in the base model; node 3: path [0, 2], rank 2 of level 2" + ends[3]
+    )
+    assert describe_item(TREE, Item(Kind.BONUS, 1, 1, 2), STEP) == (
+        "token 5 '⇥': the base model's token after the accepted path"
+    )
+    assert (
+        describe_item(TREE, Item(Kind.COLLAPSED, 0, 0, 1, 2, 0.5)) == "2 more nodes below the root, sum of values 0.5"
+    )
+    assert describe_item(TREE, Item(Kind.COLLAPSED, 1, 1, 2, 1)) == "1 more node below path [0]"
+    assert describe_item(TREE, Item(Kind.NODE, 1, 0, 1)) == describe(TREE, 1)
+
+
+def test_headings() -> None:
+    """A title, else the size; a step has its text; where not all nodes are drawn, their number."""
+    assert summary(TREE) == "4 nodes, depth 2, 2 leaves"
+    assert heading(TREE, "", 4) == "4 nodes, depth 2, 2 leaves"
+    assert heading(TREE, "a\x00 title\n", 4) == "a title"
+    assert heading(TREE, "", 3) == "4 nodes, depth 2, 2 leaves (3 drawn)"
+    assert heading(TREE, "", 4, STEP) == "step 4 after “x y↵z”: 4 nodes, depth 2, 2 leaves"
+    drafted = Tree(TREE.paths, drafter="d1")
+    assert heading(drafted, "t", 4) == "t, of drafter d1"
+    assert describe(drafted, 1) == "node 1: path [0], rank 0 of level 1"
+
+
+def test_pictures_in_words() -> None:
+    """The leaf of the largest value, the accepted path, and how many nodes are collapsed."""
+    items = [Item(Kind.NODE, 0, 0, 0), Item(Kind.COLLAPSED, 0, 0, 1, 2), Item(Kind.COLLAPSED, 1, 0, 1, 1)]
+    assert description(TREE, items[:1]) == (
+        "A tree of 4 nodes, depth 2, 2 leaves. Most probable path: [1], with probability 0.25."
+    )
+    accepted = "Step 4: after the root 'a', 1 draft accepted: '␣b'; the next token is '⇥'."
+    assert accepted_words(STEP) == accepted
+    assert description(Tree(TREE.paths), items, STEP) == (
+        f"A tree of 4 nodes, depth 2, 2 leaves. {accepted} 3 nodes of them are collapsed."
+    )
+    ended = DraftedStep(TREE, STEP.tokens, STEP.texts, STEP.probabilities, (0,))
+    assert accepted_words(ended) == "Step 1: after the root 'a', no draft accepted."

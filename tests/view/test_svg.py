@@ -1,19 +1,22 @@
-"""Pictures: right, stable, and safe to embed."""
+"""Pictures of trees: right, stable, safe to embed, and with enough contrast."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import networkx
 import pytest
+from drafted_steps import random_step
 from helpers import random_tree
 from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.tree import Tree
-from treeopt.view.graph import render
-from treeopt.view.scene import describe
-from treeopt.view.svg import render_svg
+from treeopt.view.graph import render, render_dot, render_text, to_graph
+from treeopt.view.scene import describe, scene_of
+from treeopt.view.svg import STYLE, render_svg, style
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -86,3 +89,137 @@ def test_render_without_the_dot_program_is_one_clear_error(
     with pytest.raises(TreeoptError) as caught:
         render(small_tree, "png")
     assert caught.value.code is Code.PROGRAM_MISSING
+
+
+DARK = "@media (prefers-color-scheme:dark){"
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of `#rrggbb` (WCAG 2.2)."""
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio of two colors, 1 to 21."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def rules(css: str) -> list[tuple[str, str]]:
+    """Selectors and declarations."""
+    return re.findall(r"([^{}]+)\{([^{}]*)\}", css)
+
+
+def colors(css: str, selector: str, name: str) -> list[str]:
+    """The colors that rules give a property, by a part of their selector."""
+    found = [
+        re.search(rf"(?:^|;){name}:(#[0-9a-f]{{6}})", body) for one, body in rules(css) if re.search(selector, one)
+    ]
+    return [one[1] for one in found if one]
+
+
+def test_contrast_of_known_colors() -> None:
+    """The formula gives the published figures: 21 for black on white, 4.54 for #767676 on white."""
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.005)
+
+
+@looped("theme", ["light", "dark"])
+def test_text_and_edges_have_contrast(theme: str) -> None:
+    """Text has at least 4.5 to 1 on its background, each edge and each node at least 3 to 1."""
+    css = style(theme)
+    [background] = colors(css, r"\.background$", "fill")
+    texts = [*colors(css, r" text$", "fill"), *colors(css, r"\.column$", "fill"), *colors(css, r"\.label", "fill")]
+    assert len(texts) == 3
+    assert all(contrast(text, background) >= 4.5 for text in texts)
+    edges, nodes = (
+        colors(css, r"\.edge", "stroke"),
+        colors(css, r"\.s\d circle|\.node circle|\.accepted circle", "fill"),
+    )
+    assert (len(edges), len(nodes)) == (12, 12)
+    assert all(contrast(one, background) >= 3 for one in [*edges, *nodes])
+    outlines = colors(css, r"\.collapsed rect|\.bonus circle", "stroke")
+    assert len(outlines) == 2
+    assert all(contrast(one, background) >= 3 for one in outlines)
+
+
+def test_auto_is_light_and_dark_by_the_system() -> None:
+    """`auto` has the rules of light, and those of dark for systems that prefer it."""
+    assert style("auto") == STYLE
+    light, dark = STYLE.split(DARK)
+    assert light == style("light")
+    assert style("dark").endswith(dark.removesuffix("}"))
+    assert colors(style("light"), r"\.background$", "fill") != colors(style("dark"), r"\.background$", "fill")
+
+
+@looped("theme", ["auto", "light", "dark"])
+def test_rules_are_only_for_pictures(theme: str) -> None:
+    """Every selector begins with the class of the picture, so that a page can carry the rules."""
+    plain = style(theme).replace(DARK, "").replace("}}", "}")
+    selectors = [one for selector, _ in rules(plain) for one in selector.split(",")]
+    assert len(selectors) > 30
+    assert all(one.startswith(".treeopt-tree ") for one in selectors)
+
+
+def test_picture_suits_a_strict_policy() -> None:
+    """There is no style attribute, handler, script, link or tabindex; without its CSS nothing else differs."""
+    tree = random_tree(4, nodes=40, depth=4, ranks=8)
+    picture = render_svg(tree, label="token", step=random_step(tree, 4))
+    assert not re.search(r"\s(style|on\w+|tabindex|href)=|<script|url\(|@import", picture)
+    assert picture.count("<style>") == 1
+    without = render_svg(tree, label="token", step=random_step(tree, 4), with_style=False)
+    assert re.sub(r"<style>.*</style>\n", "", picture) == without
+
+
+def test_theme_of_a_picture_is_its_style() -> None:
+    """A picture of each theme has its CSS, and otherwise the same bytes."""
+    tree = random_tree(4, nodes=40, depth=4, ranks=8)
+    for theme in ("auto", "light", "dark"):
+        assert render_svg(tree, theme=theme) == render_svg(tree).replace(STYLE, style(theme))
+
+
+def test_ids_follow_the_name() -> None:
+    """Two pictures of one page have different ids, to which the text alternative refers."""
+    tree = random_tree(4, nodes=5, depth=2, ranks=4)
+    for name in ("treeopt", "second"):
+        picture = render_svg(tree, name=name)
+        assert re.findall(r'\sid="([^"]+)"', picture) == [f"{name}-title", f"{name}-desc"]
+        assert f'role="img" aria-labelledby="{name}-title {name}-desc"' in picture
+
+
+def test_graph_is_the_tree(small_tree: Tree) -> None:
+    """Nodes, edges, paths and values agree with the record."""
+    graph = to_graph(small_tree)
+    assert networkx.is_arborescence(graph)
+    assert sorted(graph.edges) == [(0, 1), (0, 2), (1, 3), (1, 4), (3, 5)]
+    assert graph.nodes[4] == {"path": (0, 1), "label": "1  0.1000", "value": 0.1}
+
+
+def test_ancestors_agree_with_networkx() -> None:
+    """The record's ancestor matrix is the graph's reachability: an independent oracle."""
+    for seed in range(5):
+        tree = random_tree(seed, nodes=60, depth=5, ranks=6)
+        graph = to_graph(tree)
+        for node in range(tree.nodes):
+            expected = networkx.ancestors(graph, node) | {node}
+            assert {int(i) for i in tree.ancestors[node].nonzero()[0]} == expected
+
+
+def test_text_lists_children_in_rank_order(small_tree: Tree) -> None:
+    """A line a node, deeper ones indented below their parent."""
+    assert render_text(small_tree).splitlines() == [
+        "╙── root",
+        "    ├─╼ 0  0.5000",
+        "    │   ├─╼ 0  0.2500",
+        "    │   │   └─╼ 0  0.1250",
+        "    │   └─╼ 1  0.1000",
+        "    └─╼ 1  0.2000",
+    ]
+
+
+def test_dot_is_stable(small_tree: Tree) -> None:
+    """Equal trees give equal DOT."""
+    again = Tree(small_tree.paths, small_tree.values)
+    assert render_dot(scene_of(small_tree)) == render_dot(scene_of(again))
