@@ -13,6 +13,7 @@ from helpers import make_calibration, random_calibration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.calibration import Calibration, Provenance
 from treeopt.defaults import STEP_SIZES
@@ -56,24 +57,18 @@ def part(whole: Calibration, members: set[int], **provenance: Any) -> Calibratio
 
 def refusal(**changes: Any) -> TreeoptError:
     """The error with which the record refuses `two_texts` with some fields changed."""
-    with pytest.raises(TreeoptError) as caught:
-        dataclasses.replace(two_texts(), **changes)
-    assert caught.value.code is Code.CALIBRATION_INVALID
-    assert caught.value.code.number == "E220"
-    return caught.value
+    error = refusal_of(dataclasses.replace, two_texts(), **changes)
+    assert error.code is Code.CALIBRATION_INVALID
+    return error
 
 
-def test_sentinels_of_the_worked_example() -> None:
-    """The last h tokens of a text leave head h nothing to guess; a rank beyond those kept is a miss."""
+def test_worked_example() -> None:
+    """Misses are trials but no hits; ends of texts are neither."""
     calibration = two_texts()
     assert (MISS, NONE) == (254, 255)
     assert calibration.ranks.tolist() == [[0, 1], [254, 255], [255, 255], [0, 255], [255, 255]]
     assert calibration.offsets.tolist() == [0, 3, 5]
     assert (calibration.num_heads, calibration.positions, calibration.sequences) == (2, 5, 2)
-
-
-def test_derived_counts_of_the_worked_example() -> None:
-    """Misses are trials but no hits; ends of texts are neither."""
     calibration = two_texts()
     assert calibration.hits.tolist() == [[2, 0, 0, 0], [0, 1, 0, 0]]
     assert calibration.trials.tolist() == [3, 1]
@@ -135,15 +130,11 @@ def test_standard_error_of_one_text_is_unknown() -> None:
     assert np.isnan(make_calibration([np.zeros((9, 2))]).standard_error(3)).all()
 
 
-def test_none_before_the_end_is_refused() -> None:
-    """A missing token inside a text breaks replay, so it is refused."""
+def test_none_and_ranks_in_wrong_places_are_refused() -> None:
+    """A missing token inside a text breaks replay; a rank for a token that does not exist is refused, be it a miss."""
     ranks = two_texts().ranks.copy()
     ranks[0, 0] = NONE
     assert "NONE" in refusal(ranks=ranks).what
-
-
-def test_rank_beyond_the_end_is_refused() -> None:
-    """A rank for a token that does not exist is refused, be it a miss."""
     for rank in (0, MISS):
         ranks = two_texts().ranks.copy()
         ranks[2, 0] = rank
@@ -189,14 +180,10 @@ def test_ranks_of_another_type_are_refused(dtype: type) -> None:
     assert "uint8" in refusal(ranks=two_texts().ranks.astype(dtype)).what
 
 
-def test_ranks_of_another_shape_are_refused() -> None:
-    """Ranks have a row a position and a column a head."""
+def test_ranks_and_hashes_of_another_shape_are_refused() -> None:
+    """Ranks have a row a position and a column a head; each prompt has one hash of its answer."""
     assert "[P, H]" in refusal(ranks=two_texts().ranks[:, 0].copy()).what
     assert "[P, H]" in refusal(ranks=two_texts().ranks[:, :0].copy()).what
-
-
-def test_token_hashes_that_do_not_fit_are_refused() -> None:
-    """Each prompt has one hash of its answer."""
     assert "token hashes" in refusal(token_hashes=("one",)).what
 
 
@@ -270,37 +257,32 @@ def test_merge_keeps_both_names_of_a_version() -> None:
 def test_merge_of_another_measurement_is_refused(change: dict[str, Any], word: str) -> None:
     """Another model, other heads or other settings do not merge."""
     whole = two_texts()
-    with pytest.raises(TreeoptError) as caught:
-        whole.merge(part(whole, {0}, **change))
-    assert caught.value.code is Code.CALIBRATION_MISMATCH
-    assert caught.value.code.number == "E221"
-    assert word in caught.value.what
-    assert word in caught.value.at
+    error = refusal_of(whole.merge, part(whole, {0}, **change))
+    assert error.code is Code.CALIBRATION_MISMATCH
+    assert word in error.what
+    assert word in error.at
 
 
 @looped(("heads", "top_k"), [(3, 4), (2, 5)])
 def test_merge_of_another_shape_is_refused(heads: int, top_k: int) -> None:
     """Another number of heads or of ranks kept does not merge."""
-    with pytest.raises(TreeoptError) as caught:
-        two_texts().merge(make_calibration([np.zeros((3, heads))], top_k=top_k, ids=["set:00000009"]))
-    assert caught.value.code is Code.CALIBRATION_MISMATCH
+    assert (
+        refusal_of(two_texts().merge, make_calibration([np.zeros((3, heads))], top_k=top_k, ids=["set:00000009"])).code
+        is Code.CALIBRATION_MISMATCH
+    )
 
 
-def test_merge_of_two_traces_of_one_prompt_is_refused() -> None:
-    """One prompt has one trace."""
+def test_merge_of_two_traces_or_answers_of_one_prompt_is_refused() -> None:
+    """One prompt has one trace; equal ranks of different answers are different traces."""
     other = make_calibration([np.array([[1, 1], [7, 0], [0, 0]])], top_k=4)
-    with pytest.raises(TreeoptError) as caught:
-        two_texts().merge(other)
-    assert caught.value.code is Code.CALIBRATION_MISMATCH
-    assert "set:00000000" in caught.value.what
-
-
-def test_merge_of_two_answers_of_one_prompt_is_refused() -> None:
-    """Equal ranks of different answers are different traces."""
+    error = refusal_of(two_texts().merge, other)
+    assert error.code is Code.CALIBRATION_MISMATCH
+    assert "set:00000000" in error.what
     whole = two_texts()
-    with pytest.raises(TreeoptError) as caught:
-        whole.merge(dataclasses.replace(whole, token_hashes=("other", whole.token_hashes[1])))
-    assert caught.value.code is Code.CALIBRATION_MISMATCH
+    assert (
+        refusal_of(whole.merge, dataclasses.replace(whole, token_hashes=("other", whole.token_hashes[1]))).code
+        is Code.CALIBRATION_MISMATCH
+    )
 
 
 def test_provenance_names_and_versions_do_not_hinder_merging() -> None:
@@ -371,10 +353,9 @@ def test_differences_are_named_with_both_values(name: str) -> None:
     """The error holds a line for each thing that differs, with two different values, and nothing that is equal."""
     change, lines = DIFFERENCES[name]
     whole = two_texts()
-    with pytest.raises(TreeoptError) as caught:
-        whole.check_comparable(part(whole, {0}, **change), settings=True)
-    assert caught.value.at.splitlines() == lines
-    assert caught.value.fix
+    error = refusal_of(whole.check_comparable, part(whole, {0}, **change), settings=True)
+    assert error.at.splitlines() == lines
+    assert error.fix
 
 
 def test_settings_count_where_they_are_to_be_compared() -> None:
@@ -384,9 +365,9 @@ def test_settings_count_where_they_are_to_be_compared() -> None:
     whole.check_comparable(other, settings=False)
     with pytest.raises(TreeoptError, match="settings answers"):
         whole.check_comparable(other, settings=True)
-    with pytest.raises(TreeoptError) as caught:
-        whole.check_comparable(make_calibration([np.zeros((3, 3))], top_k=5), settings=False)
-    assert caught.value.at.splitlines() == ["levels: 2 and 3", "ranks: 4 and 5"]
+    assert refusal_of(
+        whole.check_comparable, make_calibration([np.zeros((3, 3))], top_k=5), settings=False
+    ).at.splitlines() == ["levels: 2 and 3", "ranks: 4 and 5"]
 
 
 def test_distinct_texts_are_those_with_tokens_and_a_hash_of_their_own() -> None:

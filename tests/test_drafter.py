@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from looped import looped
 from naive_draft import random_table
+from refusals import refusal_of
 
 from treeopt.drafter import MAX_MATCH, Drafter, Level
 from treeopt.drafting.count import NgramCounts
@@ -81,10 +82,9 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 def test_broken_drafter_is_refused(case: str) -> None:
     """Every rule is checked when the record is made."""
     change, message = BROKEN[case]
-    with pytest.raises(TreeoptError) as caught:
-        dataclasses.replace(DRAFTER, **change)
-    assert caught.value.code is Code.DRAFTER_INVALID
-    assert re.search(message, caught.value.what)
+    error = refusal_of(dataclasses.replace, DRAFTER, **change)
+    assert error.code is Code.DRAFTER_INVALID
+    assert re.search(message, error.what)
 
 
 BROKEN_LEVELS: dict[str, tuple[dict[str, Any], str]] = {

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers import random_calibration
 from looped import looped
+from refusals import refusal_of
 from tiny import random_heads, tiny_base
 
 import treeopt
@@ -58,17 +59,13 @@ def test_each_form_of_a_tree_is_taken(name: str, form: str, tmp_path: Path) -> N
 @looped(("given", "code"), [("no_such_tree", Code.TREE_UNKNOWN), ([[0, 0]], Code.TREE_INVALID)])
 def test_what_is_no_tree_is_refused(name: str, given: Any, code: Code, tmp_path: Path) -> None:
     """A name that is no file, and a list without a parent."""
-    with pytest.raises(TreeoptError) as caught:
-        TAKING[name](given, tmp_path)
-    assert caught.value.code is code
+    assert refusal_of(TAKING[name], given, tmp_path).code is code
 
 
 @looped("path", ["0,1", [0.5], 0, [[0]]])
 def test_explain_path_refuses_what_is_no_path(path: Any) -> None:
     """E103; a list and a tuple are paths."""
-    with pytest.raises(TreeoptError) as caught:
-        treeopt.explain_path(TREE, path, TRACES)
-    assert caught.value.code is Code.TREE_INVALID
+    assert refusal_of(treeopt.explain_path, TREE, path, TRACES).code is Code.TREE_INVALID
     assert treeopt.explain_path(TREE, (0, 3), TRACES) == treeopt.explain_path(TREE, np.array([0, 3]), TRACES)  # type: ignore[arg-type]
 
 
@@ -177,10 +174,9 @@ def test_what_is_no_tree_is_one_error(
     base: Base, heads: MedusaHeads, tmp_path: Path, use: str, given: object, word: str
 ) -> None:
     """Each function refuses it alike, with the entry named, and writes nothing."""
-    with pytest.raises(TreeoptError) as caught:
-        uses(base, heads, tmp_path / "t.yaml")[use](given)
-    assert caught.value.code is Code.TREE_INVALID
-    assert word in caught.value.what
+    error = refusal_of(uses(base, heads, tmp_path / "t.yaml")[use], given)
+    assert error.code is Code.TREE_INVALID
+    assert word in error.what
     assert not list(tmp_path.iterdir())
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile, repeated
@@ -67,25 +68,17 @@ def test_broken_profile_is_refused(points: list[LatencyPoint], word: str) -> Non
     assert caught.value.code is Code.PROFILE_INVALID
 
 
-def test_from_points_sorts() -> None:
-    """Points come in any order; they stand by batch, context, nodes."""
+def test_points_are_sorted_and_compared() -> None:
+    """Points stand by batch, context, nodes; profiles are equal by points and provenance; equal sizes are named."""
     keys = [(2, 8, 1), (1, 16, 4), (1, 8, 4), (1, 16, 1)]
     profile = LatencyProfile.from_points([point(n, 1.0, batch=b, context=c) for b, c, n in keys])
     assert [p.key for p in profile.points] == [(1, 8, 4), (1, 16, 1), (1, 16, 4), (2, 8, 1)]
     assert profile.batches == (1, 2)
     assert profile.contexts == (8, 16)
-
-
-def test_equality_sees_points_and_provenance() -> None:
-    """Profiles are equal by points and provenance, and can be hashed."""
     one, same = profile_of({1: 1.0}), profile_of({1: 1.0})
     assert one == same
     assert hash(one) == hash(same)
     assert one != LatencyProfile(one.points, {"device": "cpu"})
-
-
-def test_repeated_names_the_later_point() -> None:
-    """Of equal sizes the later ones are named; another batch or context is another size."""
     points = [point(1, 1.0), point(1, 1.0, batch=2), point(1, 2.0), point(1, 1.0, context=9), point(1, 3.0)]
     assert repeated(points) == [2, 4]
 
@@ -137,6 +130,4 @@ def test_drafting_curve() -> None:
     sizes, seconds = LatencyProfile.from_points(points).drafting_curve()
     assert (sizes.tolist(), seconds.tolist()) == ([4], [0.5])
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(TreeoptError) as caught:
-            dataclasses.replace(point(4, 2.0), drafting=wrong)
-        assert caught.value.code is Code.PROFILE_INVALID
+        assert refusal_of(dataclasses.replace, point(4, 2.0), drafting=wrong).code is Code.PROFILE_INVALID

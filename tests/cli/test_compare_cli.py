@@ -90,8 +90,8 @@ def test_several_dtypes() -> None:
     assert "--nproc takes one --dtype" in treeopt(*given, "--nproc", "2", status=2).stderr
 
 
-def test_methods_that_cannot_run_say_why() -> None:
-    """With --model alone there are neither heads nor a draft model; the rows have the reason and no figures."""
+def test_methods_that_cannot_run_and_defaults() -> None:
+    """With --model alone there are neither heads nor a draft model; defaults are those of the library."""
     prompts = ("--model", "pocket", "--prompts", "pocket")
     data = treeopt_json("compare", *QUICK, *prompts, "--methods", "medusa,assisted")
     reasons = {row["method"]: (row["left_out"], row["speedup"], row["lossless"]) for row in data["rows"][2:]}
@@ -99,6 +99,13 @@ def test_methods_that_cannot_run_say_why() -> None:
         "assisted generation": ("no draft model was given (--draft)", None, None),
         "Medusa tree": ("no heads were given (--heads)", None, None),
     }
+    command = program.get_command(click.Context(program), "compare")
+    assert command is not None
+    shown = {option.name: option.default for option in command.params}
+    ours = {field.name: field.default for field in dataclasses.fields(CompareOptions)}
+    for name in ours.keys() & shown.keys() - {"methods", "prompts_learn"}:
+        assert shown[name] == ours[name], name
+    assert {"texts", "learn_limit", "learn_tokens", "max_new_tokens", "nodes", "repeats"} <= ours.keys() & shown.keys()
 
 
 def test_table_and_files() -> None:
@@ -152,14 +159,3 @@ def test_slower_methods_are_drawn_as_such() -> None:
 def test_wrong_options_are_refused_before_a_model_is_loaded(arguments: tuple[str, ...], status: int, word: str) -> None:
     """Names and numbers are checked first."""
     assert word in treeopt("compare", *arguments, status=status).output
-
-
-def test_defaults_of_the_command_are_those_of_the_library() -> None:
-    """Options that both have are the same where they are not given."""
-    command = program.get_command(click.Context(program), "compare")
-    assert command is not None
-    shown = {option.name: option.default for option in command.params}
-    ours = {field.name: field.default for field in dataclasses.fields(CompareOptions)}
-    for name in ours.keys() & shown.keys() - {"methods", "prompts_learn"}:
-        assert shown[name] == ours[name], name
-    assert {"texts", "learn_limit", "learn_tokens", "max_new_tokens", "nodes", "repeats"} <= ours.keys() & shown.keys()

@@ -59,16 +59,12 @@ def test_order_of_sources(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("calibration")
-def test_section_is_before_the_entries_beside_it() -> None:
-    """An entry of the command's section counts, in any order; sections of other commands do not."""
+def test_sections_and_other_commands() -> None:
+    """An entry of the section counts first, entries of other commands are ignored, arguments are in lower case."""
     file = write("build: {nodes: 6}\nnodes: 5\nvalidate: {limit: 3}\n")
     assert nodes("--config", file) == 6
-
-
-@pytest.mark.usefixtures("calibration")
-def test_option_of_another_command_is_ignored() -> None:
-    """An entry that other commands have may be in a file for several commands."""
     assert nodes("--config", write("max-new-tokens: 5\nnodes: 4\n")) == 4
+    assert treeopt_json("show", "--config", write("tree: mc_sim_7b_63\n"))["nodes"] == 64
 
 
 def test_lists_and_flags(tasks: list[Calibration]) -> None:
@@ -79,11 +75,6 @@ def test_lists_and_flags(tasks: list[Calibration]) -> None:
     assert len(found["tasks"]["this_tree"]) == 2
     assert found["configuration"]["build"]["robust"] is True
     assert nodes("--config", write("calibration: one.safetensors\nnodes: 8\n")) == 8
-
-
-def test_arguments_come_from_a_file() -> None:
-    """An argument has its name in lower case."""
-    assert treeopt_json("show", "--config", write("tree: mc_sim_7b_63\n"))["nodes"] == 64
 
 
 @looped(

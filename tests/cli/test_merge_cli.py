@@ -40,21 +40,21 @@ def test_merge_writes_the_calibration() -> None:
     assert treeopt_json("merge", *files, "--force")["prompts"] == 60
 
 
-def test_missing_shards_are_named() -> None:
-    """A missing shard is E224 with the command that makes it; nothing is written."""
+def test_wrong_shards_are_named() -> None:
+    """A missing shard is E224 with its command; one given twice, and one beside a calibration, are named."""
     result = treeopt("merge", write(1, 4), write(3, 4), "-o", "out.safetensors", status=3)
     assert error_number(result) == "E224"
     assert "0/4, 2/4 are missing" in result.stderr
     assert "--shard 0/4" in result.stderr
     assert not Path("out.safetensors").exists()
-
-
-def test_shard_given_twice() -> None:
-    """Two files of one shard are named, and so is one file twice."""
     result = treeopt("merge", write(0, 2), write(1, 2), write(1, 2, "again.safetensors"), status=3)
     assert error_number(result) == "E224"
     assert "shard 1/2 is given twice: 1.safetensors and again.safetensors" in result.stderr
     assert error_number(treeopt("merge", "0.safetensors", "0.safetensors", "1.safetensors", status=3)) == "E224"
+    save_calibration(stretches(1), "whole.safetensors")
+    result = treeopt("merge", write(0, 2), "whole.safetensors", status=3)
+    assert error_number(result) == "E224"
+    assert "merge all shards of the run first" in result.stderr
 
 
 @looped(
@@ -73,14 +73,6 @@ def test_other_settings_are_named(fields: dict[str, Any], line: str) -> None:
     result = treeopt("merge", write(0, 2), write(1, 2, **fields), status=3)
     assert error_number(result) == "E221"
     assert line in result.stderr
-
-
-def test_shard_and_calibration() -> None:
-    """A shard beside a calibration is refused."""
-    save_calibration(stretches(1), "whole.safetensors")
-    result = treeopt("merge", write(0, 2), "whole.safetensors", status=3)
-    assert error_number(result) == "E224"
-    assert "merge all shards of the run first" in result.stderr
 
 
 def test_damaged_or_missing_file_beside_a_shard() -> None:

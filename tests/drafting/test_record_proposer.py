@@ -11,6 +11,7 @@ import pytest
 import torch
 from looped import looped
 from naive_draft import random_drafter
+from refusals import refusal_of
 from tiny import random_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
@@ -110,10 +111,9 @@ def test_arrays_of_a_tree() -> None:
 
 def fault(drafter: Drafter, heads: int = 0, draft: Any = None) -> tuple[str, str]:
     """What and fix of the refusal."""
-    with pytest.raises(TreeoptError) as caught:
-        check_drafter(drafter, BASE, random_heads(BASE, heads) if heads else None, draft)
-    assert caught.value.code is Code.DRAFTER_MISMATCH
-    return caught.value.what.partition(": ")[2], caught.value.fix
+    error = refusal_of(check_drafter, drafter, BASE, random_heads(BASE, heads) if heads else None, draft)
+    assert error.code is Code.DRAFTER_MISMATCH
+    return error.what.partition(": ")[2], error.fix
 
 
 def test_records_that_do_not_fit() -> None:
@@ -163,13 +163,10 @@ def test_plans_of_other_drafters() -> None:
         (TreePolicy(4, 2, "d1"), None, "the tree was made for drafter d1; none was given"),
         (Tree.chain(1), drafter, f"the tree was made for the heads alone, not for drafter {drafter.id}"),
     ):
-        with pytest.raises(TreeoptError) as caught:
-            check_plan(plan, given)
-        assert (caught.value.code, caught.value.what) == (Code.DRAFTER_MISMATCH, words)
+        error = refusal_of(check_plan, plan, given)
+        assert (error.code, error.what) == (Code.DRAFTER_MISMATCH, words)
     for tree, code in ((Tree.chain(4), Code.TREE_TOO_DEEP), (Tree.from_paths([[most]]), Code.RANK_TOO_LARGE)):
-        with pytest.raises(TreeoptError) as caught:
-            check_plan(Tree(tree.paths, drafter=drafter.id), drafter)
-        assert caught.value.code is code
+        assert refusal_of(check_plan, Tree(tree.paths, drafter=drafter.id), drafter).code is code
 
 
 def test_heads_draft_by_themselves() -> None:
@@ -272,9 +269,7 @@ def test_draft_model_needs_its_record_and_no_heads() -> None:
     for heads, drafter in ((random_heads(base, 2), record), (None, None), (random_heads(base, 2), None)):
         with pytest.raises(ValueError, match="takes no heads"):
             proposer_for(base, heads, drafter, draft)
-    with pytest.raises(TreeoptError) as caught:
-        proposer_for(base, None, drafter_of(None), draft)
-    assert caught.value.code is Code.DRAFTER_MISMATCH
+    assert refusal_of(proposer_for, base, None, drafter_of(None), draft).code is Code.DRAFTER_MISMATCH
 
 
 def test_tree_without_anything_to_draft_by_is_refused() -> None:
@@ -293,9 +288,7 @@ def test_trees_beyond_the_drafter_are_refused() -> None:
     heads = random_heads(base, 2)
     assert trees_for(base, heads, Tree.from_paths([[6], [6, 0]])).nodes == 3
     for tree, code in ((Tree.chain(3), Code.TREE_TOO_DEEP), (Tree.from_paths([[7]]), Code.RANK_TOO_LARGE)):
-        with pytest.raises(TreeoptError) as caught:
-            trees_for(base, heads, tree)
-        assert caught.value.code is code
+        assert refusal_of(trees_for, base, heads, tree).code is code
 
 
 def test_static_trees_of_heads_store_no_text() -> None:

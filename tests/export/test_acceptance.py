@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.export.acceptance import read_acceptance
@@ -80,10 +81,15 @@ def test_vllm_metrics(tmp_path: Path) -> None:
     assert read_acceptance(write(tmp_path, both)).histogram == (78, 2, 0, 6)
 
 
-def test_vllm_metrics_without_positions(tmp_path: Path) -> None:
-    """Without positions the mean alone is known."""
+def test_means_without_positions(tmp_path: Path) -> None:
+    """Without positions the mean alone is known; different means of ranks cannot be put together."""
     found = read_acceptance(write(tmp_path, "\n".join(line for line in METRICS.splitlines() if "per_pos" not in line)))
     assert found == MeasuredAcceptance(1 + 10 / 43, None)
+    assert read_acceptance(write(tmp_path, RANKS)) == MeasuredAcceptance(2.5, None)
+    means = [{"spec_accept_length": 2.0}, {"spec_accept_length": 2.0}]
+    assert read_acceptance(write(tmp_path, means)) == MeasuredAcceptance(2.0, None)
+    with pytest.raises(TreeoptError, match="has 2 means and no histogram"):
+        read_acceptance(write(tmp_path, RANKS.replace("2.5\n", "3.5\n", 1)))
 
 
 def test_sglang_records(tmp_path: Path) -> None:
@@ -105,15 +111,6 @@ def test_sglang_records(tmp_path: Path) -> None:
 RANKS = """sglang:spec_accept_length{model_name="m",tp_rank="0"} 2.5
 sglang:spec_accept_length{model_name="m",tp_rank="1"} 2.5
 """
-
-
-def test_sglang_gauge_of_several_ranks_is_not_a_sum(tmp_path: Path) -> None:
-    """Each rank of tensor parallelism has the same mean; different ones cannot be put together."""
-    assert read_acceptance(write(tmp_path, RANKS)) == MeasuredAcceptance(2.5, None)
-    means = [{"spec_accept_length": 2.0}, {"spec_accept_length": 2.0}]
-    assert read_acceptance(write(tmp_path, means)) == MeasuredAcceptance(2.0, None)
-    with pytest.raises(TreeoptError, match="has 2 means and no histogram"):
-        read_acceptance(write(tmp_path, RANKS.replace("2.5\n", "3.5\n", 1)))
 
 
 def test_figures_of_several_records(tmp_path: Path) -> None:
@@ -182,20 +179,17 @@ def test_damaged_files_are_one_error(tmp_path: Path, content: Any) -> None:
     if content == METRICS:
         pytest.fail("the fault was not planted")
     file = write(tmp_path, content)
-    with pytest.raises(TreeoptError) as caught:
-        read_acceptance(file)
-    assert caught.value.code is Code.FILE_INVALID
-    assert str(file) in caught.value.what
-    assert len(caught.value.what) < 500
+    error = refusal_of(read_acceptance, file)
+    assert error.code is Code.FILE_INVALID
+    assert str(file) in error.what
+    assert len(error.what) < 500
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     """Binary files, folders and files that are not there."""
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for name, code in (("binary", Code.FILE_INVALID), ("", Code.FILE_INVALID), ("gone", Code.FILE_MISSING)):
-        with pytest.raises(TreeoptError) as caught:
-            read_acceptance(tmp_path / name)
-        assert caught.value.code is code
+        assert refusal_of(read_acceptance, tmp_path / name).code is code
 
 
 def test_replay_compared_with_itself() -> None:

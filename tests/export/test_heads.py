@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from engine_heads import READERS, EngineHeads, logits
 from looped import looped
+from refusals import refusal_of
 from tiny import HIDDEN, VOCAB, cycle_base, cycle_heads, random_heads, tiny_base, walk
 
 from treeopt.decode.decoder import TreeDecoder
@@ -181,9 +182,7 @@ def test_config_names_the_base_in_full(tmp_path: Path, monkeypatch: pytest.Monke
 def test_heads_are_replaced_only_on_request(tmp_path: Path, to: str) -> None:
     """Existing heads are refused, and replaced with `overwrite`."""
     convert(random_heads(BASE, 2), to, tmp_path)
-    with pytest.raises(TreeoptError) as caught:
-        convert(random_heads(BASE, HEADS), to, tmp_path)
-    assert caught.value.code is Code.FILE_EXISTS
+    assert refusal_of(convert, random_heads(BASE, HEADS), to, tmp_path).code is Code.FILE_EXISTS
     assert len(READERS[to](tmp_path).blocks) == 2
     assert len(convert(random_heads(BASE, HEADS), to, tmp_path, overwrite=True).blocks) == HEADS
 
@@ -193,9 +192,7 @@ def test_base_model_is_never_replaced(tmp_path: Path, to: str) -> None:
     """A folder with a base model is refused, with `overwrite` too; its files stay."""
     BASE.model.save_pretrained(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(TreeoptError) as caught:
-        convert(random_heads(BASE, HEADS), to, tmp_path, overwrite=True)
-    assert caught.value.code is Code.FILE_UNWRITABLE
+    assert refusal_of(convert, random_heads(BASE, HEADS), to, tmp_path, overwrite=True).code is Code.FILE_UNWRITABLE
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

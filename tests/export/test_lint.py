@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.defaults import MAX_DEPTH
 from treeopt.engines import ENGINES
@@ -83,19 +84,16 @@ def test_drafts_of_default_options(engine: str) -> None:
 def test_trees_that_are_misread_are_not_exported() -> None:
     """E105 lists all broken rules; warnings are returned."""
     tree = Tree.from_paths([[0], [2], [0, 0]])
-    with pytest.raises(TreeoptError) as caught:
-        check_exportable(tree, "nxdi-eagle")
-    assert caught.value.code is Code.TREE_NOT_EXPORTABLE
-    assert caught.value.at == "gap: 1 path ([2]) without the sibling of the next smaller rank"
+    error = refusal_of(check_exportable, tree, "nxdi-eagle")
+    assert error.code is Code.TREE_NOT_EXPORTABLE
+    assert error.at == "gap: 1 path ([2]) without the sibling of the next smaller rank"
 
 
 def refused(folder: Path, content: str | bytes) -> TreeoptError:
     """Why a file with this content is not read."""
     file = folder / "tree"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(TreeoptError) as caught:
-        import_tree(file)
-    return caught.value
+    return refusal_of(import_tree, file)
 
 
 def test_growmap_that_is_no_mapping(tmp_path: Path) -> None:

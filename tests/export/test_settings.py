@@ -12,6 +12,7 @@ import pytest
 from eagle_simulation import MadeUpDrafter, traces_of
 from helpers import random_calibration
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.calibration import Calibration
 from treeopt.defaults import STEP_SIZES
@@ -80,14 +81,17 @@ def test_lengths_are_the_fastest_at_each_batch(calibration: Calibration) -> None
     assert lengths[64] == 0
 
 
-def test_vllm_has_one_length_for_medusa(calibration: Calibration) -> None:
-    """vLLM 0.32 stops with a table for Medusa heads: the length is that of the smallest batch alone."""
+def test_vllm_with_one_length(calibration: Calibration, tmp_path: Path) -> None:
+    """vLLM 0.32 stops with a table for Medusa heads: the smallest batch decides; one batch gives a length."""
     found, alone = (engine_settings("vllm", calibration, priced(costs)) for costs in (COSTS, {1: COSTS[1]}))
     length = naive_best(calibration, 0.05)
     assert found.settings == alone.settings == {"method": "medusa", "num_speculative_tokens": length}
     assert "one length" in found.underived["num_speculative_tokens_per_batch_size"]
     assert found.batch == 1
     assert not any("table" in note for note in found.notes)
+    found = engine_settings("vllm", of_model(calibration, tmp_path), priced({1: 0.05}))
+    assert "num_speculative_tokens_per_batch_size" not in found.settings
+    assert "num_speculative_tokens_per_batch_size" in found.underived
 
 
 def test_vllm_table_has_every_batch_once(calibration: Calibration, tmp_path: Path) -> None:
@@ -104,13 +108,6 @@ def test_vllm_table_has_every_batch_once(calibration: Calibration, tmp_path: Pat
     assert config["num_speculative_tokens"] == max(lengths.values())
     assert config["method"] == "draft_model"
     assert "model" in found.underived
-
-
-def test_vllm_with_one_batch_has_no_table(calibration: Calibration, tmp_path: Path) -> None:
-    """One batch gives a length, and the table is named as not derived."""
-    found = engine_settings("vllm", of_model(calibration, tmp_path), priced({1: 0.05}))
-    assert "num_speculative_tokens_per_batch_size" not in found.settings
-    assert "num_speculative_tokens_per_batch_size" in found.underived
 
 
 def test_tensorrt_schedule_ends_with_the_last_length(calibration: Calibration) -> None:
@@ -189,16 +186,12 @@ def test_no_length_where_none_is_faster(engine: str, calibration: Calibration) -
 @looped("drafts", [5, 17, 200])
 def test_length_beyond_the_traces_is_refused(drafts: int, calibration: Calibration) -> None:
     """Four levels are traced."""
-    with pytest.raises(TreeoptError) as caught:
-        engine_settings("chain", calibration, drafts=drafts)
-    assert caught.value.code is Code.TREE_TOO_DEEP
+    assert refusal_of(engine_settings, "chain", calibration, drafts=drafts).code is Code.TREE_TOO_DEEP
 
 
 def test_no_text_is_refused() -> None:
     """A calibration without text promises nothing."""
-    with pytest.raises(TreeoptError) as caught:
-        engine_settings("chain", random_calibration(1).select([]), drafts=1)
-    assert caught.value.code is Code.PROMPTS_EMPTY
+    assert refusal_of(engine_settings, "chain", random_calibration(1).select([]), drafts=1).code is Code.PROMPTS_EMPTY
 
 
 def test_sglang_options_are_a_command_line(stepwise: Calibration) -> None:
@@ -219,15 +212,11 @@ def test_sglang_options_are_a_command_line(stepwise: Calibration) -> None:
     assert best.budget.speedup > chain_tokens(stepwise).max() / (1 + 0.05 * 4) * 0.99
 
 
-def test_sglang_chain_has_one_node_more_than_steps(stepwise: Calibration) -> None:
-    """With one candidate SGLang sets the nodes itself: only the fitting number is written."""
+def test_nodes_are_counted_as_each_engine_does(stepwise: Calibration) -> None:
+    """SGLang's chain has a node more than steps; max_total_draft_tokens leaves out the root."""
     for nodes in (2, 3, 4, 5):
         settings = engine_settings("sglang", stepwise, nodes=nodes).settings
         assert settings["--speculative-eagle-topk"] > 1 or settings["--speculative-num-steps"] == nodes - 1
-
-
-def test_tensorrt_tree_counts_without_the_root(stepwise: Calibration) -> None:
-    """max_total_draft_tokens leaves out the root and is at most top_k * steps."""
     for nodes in (2, 6, 12, 16):
         settings = engine_settings("trtllm", stepwise, nodes=nodes).settings
         assert settings["max_total_draft_tokens"] == nodes - 1
@@ -238,18 +227,14 @@ def test_tensorrt_tree_counts_without_the_root(stepwise: Calibration) -> None:
 @looped("nodes", [1, 255])
 def test_trees_beyond_the_traces_are_refused(nodes: int, stepwise: Calibration) -> None:
     """Places are traced up to 254 nodes."""
-    with pytest.raises(TreeoptError) as caught:
-        engine_settings("sglang", stepwise, nodes=nodes)
-    assert caught.value.code is Code.TREE_INVALID
+    assert refusal_of(engine_settings, "sglang", stepwise, nodes=nodes).code is Code.TREE_INVALID
 
 
 def test_profile_of_another_drafter_is_refused(calibration: Calibration) -> None:
     """Steps of another drafter take other times."""
     profile = dataclasses.replace(priced(), provenance={"kind": "static", "drafter": "other"})
     for engine in ("vllm", "llamacpp"):
-        with pytest.raises(TreeoptError) as caught:
-            engine_settings(engine, calibration, profile)
-        assert caught.value.code is Code.DRAFTER_MISMATCH
+        assert refusal_of(engine_settings, engine, calibration, profile).code is Code.DRAFTER_MISMATCH
 
 
 def test_p_min_is_the_fastest(stepwise: Calibration) -> None:
@@ -305,9 +290,7 @@ def test_promise_is_of_the_drafts_that_were_made(calibration: Calibration) -> No
     found = engine_settings("vllm", calibration, drafts=3)
     assert promised(found, calibration, 2).tokens_per_step == found.chains[2]
     assert promised(found, calibration, None).tokens_per_step == found.chains[3]
-    with pytest.raises(TreeoptError) as caught:
-        promised(found, calibration, 9)
-    assert caught.value.code is Code.TREE_TOO_DEEP
+    assert refusal_of(promised, found, calibration, 9).code is Code.TREE_TOO_DEEP
     with pytest.raises(TreeoptError):
         promised(engine_settings("vllm", calibration), calibration, None)
 
@@ -361,10 +344,9 @@ def test_trees_beyond_the_candidates_are_refused(engine: str, levels: int, ranks
     key, root = {"sglang": ("--speculative-num-draft-tokens", 0), "trtllm": ("max_total_draft_tokens", 1)}[engine]
     assert engine_settings(engine, made, nodes=most).settings[key] == most - root
     for nodes in (most + 1, 70, 200):
-        with pytest.raises(TreeoptError) as caught:
-            engine_settings(engine, made, nodes=nodes)
-        assert caught.value.code is Code.TREE_INVALID
-        assert f"the largest tree has {most} nodes" in (caught.value.why or "")
+        error = refusal_of(engine_settings, engine, made, nodes=nodes)
+        assert error.code is Code.TREE_INVALID
+        assert f"the largest tree has {most} nodes" in (error.why or "")
 
 
 def test_sizes_of_a_profile_beyond_the_candidates_are_not_tried() -> None:

@@ -19,6 +19,7 @@ from conftest import ROOT_FOLDER
 from engine_trees import T, closed_up, trees
 from helpers import random_tree
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.drafter import Drafter
 from treeopt.engines import ENGINES
@@ -100,11 +101,10 @@ def test_random_trees_are_read_back(engine: str, tmp_path: Path) -> None:
     legal = 0
     for i, tree in enumerate(trees()):
         if any(finding.severity == ERROR for finding in lint_tree(tree, engine)):
-            with pytest.raises(TreeoptError) as caught:
-                export_tree(tree, engine)
-            assert caught.value.code is Code.TREE_NOT_EXPORTABLE
-            assert caught.value.why
-            assert caught.value.fix
+            error = refusal_of(export_tree, tree, engine)
+            assert error.code is Code.TREE_NOT_EXPORTABLE
+            assert error.why
+            assert error.fix
             continue
         legal += 1
         assert read(export_tree(tree, engine)) == list(tree.paths)
@@ -232,9 +232,7 @@ def test_the_tree_that_eagle_ships_passes() -> None:
 def test_list_of_paths_is_exported() -> None:
     """A list in any order is a tree, one that is none is refused as such."""
     assert export_tree([[0, 0], [1], [0]], "triton").content == b"{0}, {1}, {0, 0}\n"
-    with pytest.raises(TreeoptError) as caught:
-        export_tree([[0, 0]], "triton")
-    assert caught.value.code is Code.TREE_INVALID
+    assert refusal_of(export_tree, [[0, 0]], "triton").code is Code.TREE_INVALID
 
 
 PASTED = {
@@ -400,11 +398,10 @@ def test_hostile_file_is_one_error(name: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     content, number = HOSTILE[name]
     Path("a.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(TreeoptError) as caught:
-        import_tree("a.txt")
-    assert caught.value.code.number == number
-    assert "a.txt" in str(caught.value)
-    assert len(str(caught.value)) < 1500
+    error = refusal_of(import_tree, "a.txt")
+    assert error.code.number == number
+    assert "a.txt" in str(error)
+    assert len(str(error)) < 1500
     assert not Path("evil").exists()
 
 
@@ -430,17 +427,13 @@ def test_error_names_the_fault(name: str, tmp_path: Path) -> None:
     """The message has the node, key or number that is wrong."""
     content, _ = HOSTILE[name]
     (tmp_path / "a.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(TreeoptError) as caught:
-        import_tree(tmp_path / "a.txt")
-    assert SAID[name] in caught.value.what
+    assert SAID[name] in refusal_of(import_tree, tmp_path / "a.txt").what
 
 
 def test_missing_file_and_folder() -> None:
     """A name without a file, and a folder, are named as such."""
     for name, number in (("nowhere.json", "E201"), ("/", "E203")):
-        with pytest.raises(TreeoptError) as caught:
-            import_tree(name)
-        assert caught.value.code.number == number
+        assert refusal_of(import_tree, name).code.number == number
 
 
 def test_readers_import_nothing_of_treeopt() -> None:

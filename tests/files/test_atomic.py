@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import pytest
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable, write_bytes, write_files, write_text
@@ -37,11 +38,10 @@ def test_failing_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     target = tmp_path / "tree.yaml"
     target.write_text("old")
     monkeypatch.setattr(os, call, disk_full)
-    with pytest.raises(TreeoptError) as caught:
-        write_text(target, "new")
-    assert caught.value.code is Code.OUT_OF_MEMORY
-    assert caught.value.exit_status == 4
-    assert "No space left on device" in caught.value.what
+    error = refusal_of(write_text, target, "new")
+    assert error.code is Code.OUT_OF_MEMORY
+    assert error.exit_status == 4
+    assert "No space left on device" in error.what
     assert os.listdir(tmp_path) == ["tree.yaml"]
     assert target.read_text() == "old"
 
@@ -61,9 +61,7 @@ def test_failing_temporary_file_leaves_the_old_file(
     target = tmp_path / "tree.yaml"
     target.write_text("old")
     monkeypatch.setattr(tempfile, "mkstemp", refuse)
-    with pytest.raises(TreeoptError) as caught:
-        write_text(target, "new")
-    assert caught.value.code is code
+    assert refusal_of(write_text, target, "new").code is code
     assert target.read_text() == "old"
 
 
@@ -82,39 +80,33 @@ def test_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
     assert target.read_text() == "old"
 
 
-def test_write_replaces_the_whole_file(tmp_path: Path) -> None:
-    """A shorter content leaves nothing of a longer one."""
+def test_a_write_is_whole_and_a_check_none(tmp_path: Path) -> None:
+    """A shorter content leaves nothing of a longer one; the check before long work leaves no trace."""
     target = tmp_path / "tree.yaml"
     target.write_text("a long old text")
     write_text(target, "τ = 2.5\n")
     assert target.read_bytes() == b"\xcf\x84 = 2.5\n"
     assert os.listdir(tmp_path) == ["tree.yaml"]
-
-
-def test_missing_folder_is_unwritable(tmp_path: Path) -> None:
-    """E204 names the folder and how to make it."""
-    with pytest.raises(TreeoptError) as caught:
-        write_text(tmp_path / "absent" / "tree.yaml", "new")
-    assert caught.value.code is Code.FILE_UNWRITABLE
-    assert caught.value.fix == f"mkdir -p {tmp_path / 'absent'}"
+    assert check_writable(tmp_path / "new", overwrite=False) == tmp_path / "new"
     assert os.listdir(tmp_path) == []
 
 
-def test_folder_as_target_is_unwritable(tmp_path: Path) -> None:
-    """E204 where the target is a folder, overwriting or not."""
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    """E204 where the folder is missing, with the command that makes it, and where the target is a folder."""
+    error = refusal_of(write_text, tmp_path / "absent" / "tree.yaml", "new")
+    assert error.code is Code.FILE_UNWRITABLE
+    assert error.fix == f"mkdir -p {tmp_path / 'absent'}"
+    assert os.listdir(tmp_path) == []
     for overwrite in (True, False):
-        with pytest.raises(TreeoptError) as caught:
-            write_bytes(tmp_path, b"new", overwrite=overwrite)
-        assert caught.value.code is Code.FILE_UNWRITABLE
-        assert "is a folder" in caught.value.what
+        error = refusal_of(write_bytes, tmp_path, b"new", overwrite=overwrite)
+        assert error.code is Code.FILE_UNWRITABLE
+        assert "is a folder" in error.what
 
 
 def test_read_only_folder_is_unwritable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """E204 where the folder takes no files; asked of the system, because root may write anywhere."""
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(TreeoptError) as caught:
-        check_writable(tmp_path / "tree.yaml", overwrite=True)
-    assert caught.value.code is Code.FILE_UNWRITABLE
+    assert refusal_of(check_writable, tmp_path / "tree.yaml", overwrite=True).code is Code.FILE_UNWRITABLE
 
 
 @pytest.mark.usefixtures("restore_umask")
@@ -131,36 +123,20 @@ def test_existing_file_is_kept_unless_overwriting(tmp_path: Path) -> None:
     """E202 names --force; with it the file is replaced."""
     target = tmp_path / "calibration.safetensors"
     target.write_text("old")
-    with pytest.raises(TreeoptError) as caught:
-        write_bytes(target, b"new", overwrite=False)
-    assert caught.value.code is Code.FILE_EXISTS
-    assert caught.value.code.number == "E202"
-    assert "--force" in caught.value.fix
+    error = refusal_of(write_bytes, target, b"new", overwrite=False)
+    assert error.code is Code.FILE_EXISTS
+    assert "--force" in error.fix
     assert target.read_text() == "old"
     write_bytes(target, b"new", overwrite=True)
     assert target.read_text() == "new"
 
 
-def test_check_writable_writes_nothing(tmp_path: Path) -> None:
-    """The check before long work gives the path and leaves no trace."""
-    assert check_writable(tmp_path / "new", overwrite=False) == tmp_path / "new"
-    assert os.listdir(tmp_path) == []
-
-
-def test_read_missing_file(tmp_path: Path) -> None:
-    """E201 names the file."""
-    with pytest.raises(TreeoptError) as caught:
-        read_bytes(tmp_path / "absent")
-    assert caught.value.code is Code.FILE_MISSING
-    assert caught.value.code.number == "E201"
-    assert str(tmp_path / "absent") in caught.value.what
-
-
-def test_read_folder(tmp_path: Path) -> None:
-    """A folder is no file: E203."""
-    with pytest.raises(TreeoptError) as caught:
-        read_bytes(tmp_path)
-    assert caught.value.code is Code.FILE_INVALID
+def test_what_cannot_be_read(tmp_path: Path) -> None:
+    """E201 names a missing file; a folder is no file: E203."""
+    error = refusal_of(read_bytes, tmp_path / "absent")
+    assert error.code is Code.FILE_MISSING
+    assert str(tmp_path / "absent") in error.what
+    assert refusal_of(read_bytes, tmp_path).code is Code.FILE_INVALID
 
 
 def test_files_that_cannot_be_put_back_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +173,6 @@ def test_rename_that_fails_names_its_file(tmp_path: Path, monkeypatch: pytest.Mo
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", failing)
-    with pytest.raises(TreeoptError) as caught:
-        write_files(dict.fromkeys(files, b"new"))
-    assert files[at].name in f"{caught.value.what} {caught.value.at}"
+    error = refusal_of(write_files, dict.fromkeys(files, b"new"))
+    assert files[at].name in f"{error.what} {error.at}"
     assert list(tmp_path.iterdir()) == []

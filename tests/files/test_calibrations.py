@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration, without_checksum
 from looped import looped
+from refusals import refusal_of
 from sampled_traces import sampled
 
 import treeopt
@@ -49,9 +50,7 @@ def check_equal(one: Calibration, other: Calibration) -> None:
 
 def refusal(path: Path) -> TreeoptError:
     """The error with which a file is refused."""
-    with pytest.raises(TreeoptError) as caught:
-        load_calibration(path)
-    return caught.value
+    return refusal_of(load_calibration, path)
 
 
 @pytest.mark.slow
@@ -127,7 +126,6 @@ def test_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
     path = tmp_path / "mine.safetensors"
     error = refusal(path)
     assert error.code is Code.FILE_MISSING
-    assert error.code.number == "E201"
     assert error.fix.startswith("treeopt calibrate ")
     assert error.fix.endswith(f"-o {path}")
 
@@ -136,9 +134,7 @@ def test_default_file_is_in_the_current_folder(tmp_path: Path, monkeypatch: pyte
     """Without a name, calibration.safetensors of the current folder is read."""
     monkeypatch.chdir(tmp_path)
     assert CALIBRATION_FILE == "calibration.safetensors"
-    with pytest.raises(TreeoptError) as caught:
-        load_calibration()
-    assert caught.value.code is Code.FILE_MISSING
+    assert refusal_of(load_calibration).code is Code.FILE_MISSING
     save_calibration(random_calibration(0), "calibration.safetensors")
     check_equal(load_calibration(), random_calibration(0))
 
@@ -148,10 +144,8 @@ def test_existing_file_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "calibration.safetensors"
     save_calibration(random_calibration(0), path)
     before = path.read_bytes()
-    with pytest.raises(TreeoptError) as caught:
-        save_calibration(random_calibration(1), path)
-    assert caught.value.code is Code.FILE_EXISTS
-    assert caught.value.code.number == "E202"
+    error = refusal_of(save_calibration, random_calibration(1), path)
+    assert error.code is Code.FILE_EXISTS
     assert path.read_bytes() == before
     save_calibration(random_calibration(1), path, overwrite=True)
     check_equal(load_calibration(path), random_calibration(1))
@@ -163,7 +157,6 @@ def test_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "foreign").write_bytes(content)
     error = refusal(tmp_path / "foreign")
     assert error.code is Code.FILE_INVALID
-    assert error.code.number == "E203"
     assert str(tmp_path / "foreign") in error.what
 
 
@@ -201,7 +194,6 @@ def test_broken_rule_of_the_record_is_refused(tmp_path: Path) -> None:
     """Well-formed content that breaks a rule of the record is E220."""
     error = altered(tmp_path, arrays={"ranks": np.zeros((7, 4), np.uint8)})
     assert error.code is Code.CALIBRATION_INVALID
-    assert error.code.number == "E220"
 
 
 def altered(

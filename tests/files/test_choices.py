@@ -13,6 +13,7 @@ from helpers import random_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files import choices
@@ -164,31 +165,27 @@ def test_what_is_no_list_of_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     content, word = WRONG[name]
     path = tmp_path / "tree.txt"
     path.write_text(content)
-    with pytest.raises(TreeoptError) as caught:
-        load_tree(path)
-    assert caught.value.code is Code.FILE_INVALID
-    assert word in caught.value.what
-    assert len(caught.value.what) < 400
-    assert "[[0], [1], [0, 0]]" in caught.value.why + caught.value.fix
+    error = refusal_of(load_tree, path)
+    assert error.code is Code.FILE_INVALID
+    assert word in error.what
+    assert len(error.what) < 400
+    assert "[[0], [1], [0, 0]]" in error.why + error.fix
     assert [file.name for file in tmp_path.iterdir()] == ["tree.txt"]
 
 
 def test_faults_are_named_together(tmp_path: Path) -> None:
     """Several faults are one error."""
     (tmp_path / "tree.json").write_text("[[0], [0], [2, 1]]")
-    with pytest.raises(TreeoptError) as caught:
-        load_tree(tmp_path / "tree.json")
-    assert "[0] occurs twice" in caught.value.what
-    assert caught.value.at == "[2, 1]: its parent [2] is missing"
+    error = refusal_of(load_tree, tmp_path / "tree.json")
+    assert "[0] occurs twice" in error.what
+    assert error.at == "[2, 1]: its parent [2] is missing"
 
 
 def test_place_of_a_fault(tmp_path: Path) -> None:
     """Line and column are those of the file, blank lines in front counted."""
     for text, place in (("\n\nx = [[0], [1\n", "3:11"), ("\n# a\nx = [[0],\n  [y()]]", "3:5"), ("x = 1\ny = 2", "2:1")):
         (tmp_path / "tree.py").write_text(text)
-        with pytest.raises(TreeoptError) as caught:
-            load_tree(tmp_path / "tree.py")
-        assert caught.value.at == f"{tmp_path / 'tree.py'}:{place}"
+        assert refusal_of(load_tree, tmp_path / "tree.py").at == f"{tmp_path / 'tree.py'}:{place}"
 
 
 def test_text_that_is_not_utf8(tmp_path: Path) -> None:

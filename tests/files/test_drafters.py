@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers import without_checksum
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.drafter import MAX_MATCH, Drafter, Level
 from treeopt.drafting.count import NgramCounts
@@ -91,19 +92,16 @@ def test_round_trip(tmp_path: Path, drafter: Drafter) -> None:
 def test_existing_file_is_kept(tmp_path: Path) -> None:
     """What takes long to learn is overwritten only when that is asked for."""
     save_drafter(with_table(), tmp_path / "d")
-    with pytest.raises(TreeoptError) as caught:
-        save_drafter(Drafter.heads_only(1, 1), tmp_path / "d")
-    assert caught.value.code is Code.FILE_EXISTS
+    assert refusal_of(save_drafter, Drafter.heads_only(1, 1), tmp_path / "d").code is Code.FILE_EXISTS
     save_drafter(Drafter.heads_only(1, 1), tmp_path / "d", overwrite=True)
     assert load_drafter(tmp_path / "d").depth == 1
 
 
 def test_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
     """E201 with the command."""
-    with pytest.raises(TreeoptError) as caught:
-        load_drafter(tmp_path / "none")
-    assert caught.value.code is Code.FILE_MISSING
-    assert "treeopt learn" in caught.value.fix
+    error = refusal_of(load_drafter, tmp_path / "none")
+    assert error.code is Code.FILE_MISSING
+    assert "treeopt learn" in error.fix
 
 
 @pytest.mark.slow
@@ -208,9 +206,7 @@ def test_changed_array_is_refused(tmp_path: Path, name: str, change: str) -> Non
     if change != "gone":
         arrays[name] = changed[change]
     write_arrays(tmp_path / "x", arrays, header, overwrite=False)
-    with pytest.raises(TreeoptError) as caught:
-        load_drafter(tmp_path / "x")
-    assert caught.value.code in (Code.FILE_INVALID, Code.DRAFTER_INVALID)
+    assert refusal_of(load_drafter, tmp_path / "x").code in (Code.FILE_INVALID, Code.DRAFTER_INVALID)
 
 
 def test_names_of_0_x_are_read(tmp_path: Path) -> None:
@@ -228,6 +224,4 @@ def test_names_of_0_x_are_read(tmp_path: Path) -> None:
 @looped(("before", "now"), [("plain", "heads"), ("corrected", "heads+ngram")])
 def test_kinds_of_0_x_are_named(before: str, now: str) -> None:
     """An old value of --drafter is taken for a file; the error names its new value."""
-    with pytest.raises(TreeoptError) as caught:
-        load_drafter(before)
-    assert caught.value.fix.startswith(f"--drafter {now},")
+    assert refusal_of(load_drafter, before).fix.startswith(f"--drafter {now},")

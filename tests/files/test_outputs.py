@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from helpers import random_calibration
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import save_calibration
@@ -22,9 +23,8 @@ from treeopt.verify.buffers import compile_tree, save_buffers
 
 def refusal(path: Path | str, kind: str | None = None, *, force: bool = False, inputs: tuple[Path, ...] = ()) -> Code:
     """The error's code."""
-    with pytest.raises(TreeoptError) as caught:
-        check_output(path, kind=kind, force=force, inputs=inputs)
-    return caught.value.code
+    error = refusal_of(check_output, path, kind=kind, force=force, inputs=inputs)
+    return error.code
 
 
 def written(folder: Path, kind: str) -> Path:
@@ -84,10 +84,14 @@ def test_replaced_file_keeps_its_mode(tmp_path: Path) -> None:
     assert target.stat().st_mode & 0o777 == 0o600
 
 
-def test_policy_and_tree_are_of_one_kind(tmp_path: Path) -> None:
-    """`build` writes both, so either replaces the other."""
+def test_kinds_that_replace_each_other(tmp_path: Path) -> None:
+    """`build` writes policies and trees: either replaces the other; a calibration carries a mark, and is still kept."""
     save_policy(TreePolicy(8, 3, "abc"), tmp_path / "t.yaml")
     assert check_output(tmp_path / "t.yaml", kind=TREE, force=False)
+    target = tmp_path / "c.safetensors"
+    save_calibration(random_calibration(1), target)
+    for kind in (TREE, BUFFERS, PICTURE, None):
+        assert refusal(target, kind) is Code.FILE_EXISTS
 
 
 @looped("content", [b"", b"precious", b"# treeopt tree\n", b"\xff" * 500, b"\x08" + b"\0" * 7 + b"{}"])
@@ -98,14 +102,6 @@ def test_foreign_file_is_kept(tmp_path: Path, content: bytes) -> None:
     for kind in (TREE, BUFFERS, PICTURE, None):
         assert refusal(target, kind) is Code.FILE_EXISTS
         assert check_output(target, kind=kind, force=True)
-
-
-def test_calibration_is_kept(tmp_path: Path) -> None:
-    """A calibration takes long to make: it carries a mark, and is still kept."""
-    target = tmp_path / "c.safetensors"
-    save_calibration(random_calibration(1), target)
-    for kind in (TREE, BUFFERS, PICTURE, None):
-        assert refusal(target, kind) is Code.FILE_EXISTS
 
 
 @looped("force", [False, True])
@@ -166,16 +162,12 @@ def test_link_to_nothing_is_refused(tmp_path: Path) -> None:
         assert (tmp_path / name).is_symlink()
 
 
-def test_pipe_is_refused_and_stays(tmp_path: Path) -> None:
-    """A named pipe cannot be written whole or not at all."""
+def test_pipes_and_full_disks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A named pipe cannot be written whole or not at all; a disk without room is E403, the environment's fault."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     assert refusal(pipe, force=True) is Code.FILE_UNWRITABLE
     assert pipe.is_fifo()
-
-
-def test_full_disk_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk without room is E403, the environment's fault."""
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=10**9, free=1000))
     assert refusal(tmp_path / "t.yaml") is Code.OUT_OF_MEMORY
 

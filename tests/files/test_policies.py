@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.decode.plans import as_plan_for
 from treeopt.drafter import Drafter
@@ -85,12 +86,11 @@ def test_drafter_is_found_from_the_files_folder(tmp_path: Path, monkeypatch: pyt
 def test_missing_drafter_names_the_tree(tmp_path: Path) -> None:
     """A tree moved without its drafter: another one would not do, so learning anew is not advised."""
     save_policy(TreePolicy(20, 3, DRAFTER.id, source={"drafter": str(tmp_path / "d.safetensors")}), tmp_path / "p.yaml")
-    with pytest.raises(TreeoptError) as caught:
-        load_plan_for(tmp_path / "p.yaml")
-    assert caught.value.code is Code.FILE_MISSING
-    assert "p.yaml" in caught.value.what
-    assert "--drafter" in caught.value.fix
-    assert "learn" not in caught.value.fix
+    error = refusal_of(load_plan_for, tmp_path / "p.yaml")
+    assert error.code is Code.FILE_MISSING
+    assert "p.yaml" in error.what
+    assert "--drafter" in error.fix
+    assert "learn" not in error.fix
 
 
 def test_plan_that_names_no_file(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from looped import looped
+from refusals import refusal_of
 from safetensors.numpy import save
 
 import treeopt
@@ -35,9 +36,7 @@ def arrays() -> dict[str, Any]:
 
 def refusal(path: Path, schema: str = "test/1") -> TreeoptError:
     """The error with which a file is refused."""
-    with pytest.raises(TreeoptError) as caught:
-        read_arrays(path, schema)
-    return caught.value
+    return refusal_of(read_arrays, path, schema)
 
 
 def test_bytes_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
@@ -49,12 +48,15 @@ def test_bytes_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     assert read_arrays(tmp_path / "1", "test/1")[0]["three"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_bytes_do_not_depend_on_the_order_of_names(tmp_path: Path) -> None:
-    """Arrays and header keys are sets of names; their order is no content."""
+def test_arrays_and_names_in_any_order(tmp_path: Path) -> None:
+    """Names are sets, and what counts of an array is its numbers, not how it lies in memory."""
     write_arrays(tmp_path / "one", arrays(), HEADER, overwrite=False)
     backwards = dict(reversed(arrays().items()))
     write_arrays(tmp_path / "other", backwards, dict(reversed(HEADER.items())), overwrite=False)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+    array = np.arange(6).reshape(2, 3).T
+    write_arrays(tmp_path / "file", {"a": array}, {"schema": "test/1"}, overwrite=False)
+    assert read_arrays(tmp_path / "file", "test/1")[0]["a"].tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -73,13 +75,6 @@ def test_round_trip_of_empty_and_tiny_arrays(tmp_path: Path, shape: tuple[int, .
     """An array without elements keeps its shape."""
     write_arrays(tmp_path / "file", {"a": np.zeros(shape, np.uint8)}, {"schema": "test/1"}, overwrite=False)
     assert read_arrays(tmp_path / "file", "test/1")[0]["a"].shape == shape
-
-
-def test_round_trip_of_a_transposed_array(tmp_path: Path) -> None:
-    """What counts is the array, not how it lies in memory."""
-    array = np.arange(6).reshape(2, 3).T
-    write_arrays(tmp_path / "file", {"a": array}, {"schema": "test/1"}, overwrite=False)
-    assert read_arrays(tmp_path / "file", "test/1")[0]["a"].tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
@@ -132,7 +127,6 @@ def test_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "foreign").write_bytes(content)
     error = refusal(tmp_path / "foreign")
     assert error.code is Code.FILE_INVALID
-    assert error.code.number == "E203"
     assert str(tmp_path / "foreign") in error.what
 
 

@@ -10,6 +10,7 @@ import pytest
 from helpers import stretches
 from looped import looped
 from per_step_traces import naive, traced
+from refusals import refusal_of
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
@@ -196,11 +197,10 @@ def test_profile_of_a_drafter_without_calibration_is_named() -> None:
 
 def test_nothing_to_compare_is_one_error() -> None:
     """Without any profile the error lists what each candidate lacks, and the commands."""
-    with pytest.raises(TreeoptError) as caught:
-        choose_drafter([CALIBRATIONS["d1"]], [], WHOLE)
-    assert caught.value.code is Code.PROFILE_INVALID
-    assert caught.value.at == "d.safetensors, static: no profile\nd.safetensors, dynamic: no profile"
-    assert [one.split(" --kind ")[1] for one in caught.value.fix.split(", then ")] == [
+    error = refusal_of(choose_drafter, [CALIBRATIONS["d1"]], [], WHOLE)
+    assert error.code is Code.PROFILE_INVALID
+    assert error.at == "d.safetensors, static: no profile\nd.safetensors, dynamic: no profile"
+    assert [one.split(" --kind ")[1] for one in error.fix.split(", then ")] == [
         "static -o static.profile.yaml",
         "dynamic -o dynamic.profile.yaml",
     ]
@@ -210,19 +210,19 @@ def test_different_base_models_are_refused() -> None:
     """Tokens per second of two models have nothing in common: E221."""
     other = dataclasses.replace(CALIBRATIONS["d2"].provenance, model_id="b2", model="other")
     calibrations = [CALIBRATIONS["d1"], dataclasses.replace(CALIBRATIONS["d2"], provenance=other)]
-    with pytest.raises(TreeoptError) as caught:
-        choose_drafter(calibrations, [profile_of(CHEAP, "d1", "static")], WHOLE)
-    assert caught.value.code is Code.CALIBRATION_MISMATCH
-    assert caught.value.at == "base (b1)\nother (b2)"
+    error = refusal_of(choose_drafter, calibrations, [profile_of(CHEAP, "d1", "static")], WHOLE)
+    assert error.code is Code.CALIBRATION_MISMATCH
+    assert error.at == "base (b1)\nother (b2)"
 
 
 def test_tasks_of_other_heads_are_refused() -> None:
     """Within a drafter the calibrations must be comparable, as for a mixture: E221."""
     other = dataclasses.replace(CALIBRATIONS["d1"].provenance, heads_id="h2")
     calibrations = [CALIBRATIONS["d1"], dataclasses.replace(CALIBRATIONS["d1"], provenance=other)]
-    with pytest.raises(TreeoptError) as caught:
-        choose_drafter(calibrations, [profile_of(CHEAP, "d1", "static")], WHOLE)
-    assert caught.value.code is Code.CALIBRATION_MISMATCH
+    assert (
+        refusal_of(choose_drafter, calibrations, [profile_of(CHEAP, "d1", "static")], WHOLE).code
+        is Code.CALIBRATION_MISMATCH
+    )
 
 
 @looped("two", [True, False])
@@ -230,9 +230,7 @@ def test_unclear_profiles_are_refused(two: bool) -> None:
     """Two profiles of the same steps, and one that does not say of which, are E230."""
     one = profile_of(CHEAP, "d1", "static")
     profiles = [one, profile_of(STEEP, "d1", "static")] if two else [one, LatencyProfile(one.points)]
-    with pytest.raises(TreeoptError) as caught:
-        choose_drafter([CALIBRATIONS["d1"]], profiles, WHOLE)
-    assert caught.value.code is Code.PROFILE_INVALID
+    assert refusal_of(choose_drafter, [CALIBRATIONS["d1"]], profiles, WHOLE).code is Code.PROFILE_INVALID
 
 
 @looped("nodes", [None, 24])
@@ -253,6 +251,5 @@ def test_other_errors_leave_no_candidate_out(monkeypatch: pytest.MonkeyPatch) ->
         raise TreeoptError(Code.PROMPTS_EMPTY, "no texts")
 
     monkeypatch.setattr("treeopt.optimize.auto_drafter._static_budget", failing)
-    with pytest.raises(TreeoptError) as caught:
-        choose({("d1", "static"): CHEAP}, kinds=["static"])
-    assert (caught.value.code, caught.value.what) == (Code.PROMPTS_EMPTY, "no texts")
+    error = refusal_of(choose, {("d1", "static"): CHEAP}, kinds=["static"])
+    assert (error.code, error.what) == (Code.PROMPTS_EMPTY, "no texts")

@@ -11,6 +11,7 @@ from helpers import random_calibration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
@@ -72,11 +73,14 @@ def test_noise_of_one_size_is_smoothed() -> None:
     assert found.overhead == pytest.approx(1.2)
 
 
-def test_growth_may_end_before_the_profile_and_after() -> None:
-    """Sizes without a tree, and sizes without seconds, are left out."""
+def test_profiles_that_end_early_or_lack_one_node() -> None:
+    """Sizes without a tree, and without seconds, are left out; a profile without one node is E230."""
     free = profile_of({1: 1.0, 64: 1.0})
     assert best_budget(np.array([1.0, 1.5, 1.75]), free).nodes == 3
     assert best_budget(np.linspace(1.0, 9.0, 1000), free).nodes == 64
+    with pytest.raises(TreeoptError, match="a tree of 1 node") as caught:
+        best_budget(np.array([1.0, 2.0]), profile_of({2: 1.0, 4: 2.0}))
+    assert caught.value.code is Code.PROFILE_INVALID
 
 
 def test_batch_and_context_choose_the_curve() -> None:
@@ -91,13 +95,6 @@ def test_batch_and_context_choose_the_curve() -> None:
     assert best_budget(expected, profile, batch=8).nodes == 1
     assert best_budget(expected, profile).nodes == 1
     assert budget_at(expected, profile, 2).seconds == 9.0
-
-
-def test_profile_without_the_one_node_step_is_refused() -> None:
-    """Overheads refer to the one-node step: a profile without it is E230."""
-    with pytest.raises(TreeoptError, match="a tree of 1 node") as caught:
-        best_budget(np.array([1.0, 2.0]), profile_of({2: 1.0, 4: 2.0}))
-    assert caught.value.code is Code.PROFILE_INVALID
 
 
 def test_seconds_interpolates_the_smoothed_curve() -> None:
@@ -154,9 +151,7 @@ def test_choice_equals_brute_force_over_all_sizes() -> None:
 def test_profile_without_the_size_or_batch_is_one_error(seconds: dict[int, float], batch: int) -> None:
     """No step of one node, no such batch, or no size as large as the limit: E230."""
     fitter = Fitter(CALIBRATION, tree_limits(CALIBRATION, 64))
-    with pytest.raises(TreeoptError) as caught:
-        best_size(fitter, [MEDUSA], profile_of_auto_nodes(seconds), batch)
-    assert caught.value.code is Code.PROFILE_INVALID
+    assert refusal_of(best_size, fitter, [MEDUSA], profile_of_auto_nodes(seconds), batch).code is Code.PROFILE_INVALID
 
 
 @looped(
@@ -182,10 +177,9 @@ def test_profiles_of_other_steps_are_refused(source: dict[str, str], code: Code 
         if code is None:
             use()
             continue
-        with pytest.raises(TreeoptError) as caught:
-            use()
-        assert (caught.value.code, caught.value.exit_status) == (code, 3)
-        assert caught.value.fix == "treeopt profile --heads heads --kind static -o static.profile.yaml"
+        error = refusal_of(use)
+        assert (error.code, error.exit_status) == (code, 3)
+        assert error.fix == "treeopt profile --heads heads --kind static -o static.profile.yaml"
 
 
 SIZES = [1, 2, 4, 8, 16, 24]
@@ -301,6 +295,7 @@ def test_batch_and_context_choose_the_line_of_the_profile() -> None:
 @looped("seconds, batch", [({2: 0.1, 24: 0.2}, 1), ({1: 0.1, 16: 0.2}, 1), ({1: 0.1, 24: 0.2}, 3)])
 def test_what_the_profile_lacks_is_one_error(seconds: dict[int, float], batch: int) -> None:
     """No one-node step, no largest size, or no such batch: E230."""
-    with pytest.raises(TreeoptError) as caught:
-        measure_curve(fitter_of(1), MEDUSA, SIZES, Timing(profile_of_curve(seconds), batch=batch))
-    assert caught.value.code is Code.PROFILE_INVALID
+    assert (
+        refusal_of(measure_curve, fitter_of(1), MEDUSA, SIZES, Timing(profile_of_curve(seconds), batch=batch)).code
+        is Code.PROFILE_INVALID
+    )

@@ -10,10 +10,11 @@ import pytest
 from helpers import random_calibration
 from looped import looped
 from numpy.typing import NDArray
+from refusals import refusal_of
 from scipy import stats
 
 from treeopt.calibration import Calibration
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code
 from treeopt.optimize import intervals
 from treeopt.optimize.build_job import judge, split
 from treeopt.optimize.intervals import (
@@ -196,9 +197,7 @@ def test_split_drops_texts_that_stand_in_both() -> None:
 def test_split_that_leaves_nothing_is_one_error(last: int, hashes: list[int]) -> None:
     """Nothing to fit, more than there is, or only texts that were fitted: E303."""
     calibration = hashed(random_calibration(0, sequences=4), hashes)
-    with pytest.raises(TreeoptError) as caught:
-        split(calibration, last)
-    assert caught.value.code is Code.PROMPTS_EMPTY
+    assert refusal_of(split, calibration, last).code is Code.PROMPTS_EMPTY
 
 
 @looped("seed", range(3))

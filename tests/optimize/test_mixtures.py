@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from helpers import make_calibration
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.calibration import Calibration
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code
 from treeopt.optimize.mixtures import Mixed, Tasks
 from treeopt.optimize.replay import replay
 from treeopt.optimize.select_method import MEDUSA, Fitter, Limits, candidates
@@ -114,11 +115,10 @@ def test_different_heads_are_refused(change: str) -> None:
         other = dataclasses.replace(TWO, top_k=17)
     else:
         other = dataclasses.replace(TWO, provenance=dataclasses.replace(TWO.provenance, **{change: "other"}))
-    with pytest.raises(TreeoptError) as caught:
-        Tasks([ONE, other], LIMITS, candidates("joint", "visits"))
-    assert caught.value.code is Code.CALIBRATION_MISMATCH
+    error = refusal_of(Tasks, [ONE, other], LIMITS, candidates("joint", "visits"))
+    assert error.code is Code.CALIBRATION_MISMATCH
     names = {"num_heads": "levels", "top_k": "ranks"}
-    assert [line.partition(":")[0] for line in caught.value.at.splitlines()] == [names.get(change, change)]
+    assert [line.partition(":")[0] for line in error.at.splitlines()] == [names.get(change, change)]
 
 
 def test_tasks_may_have_other_settings() -> None:

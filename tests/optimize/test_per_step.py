@@ -9,6 +9,7 @@ import pytest
 from helpers import make_calibration, random_tree
 from looped import looped
 from per_step_traces import naive, profile_of, traced
+from refusals import refusal_of
 
 from treeopt.calibration import Calibration
 from treeopt.defaults import STEP_SIZES
@@ -213,10 +214,9 @@ def test_profiles_of_other_steps_are_refused() -> None:
     ):
         profile = LatencyProfile(points, source)
         for use in (lambda p: fastest_policy(calibration, p), lambda p: policy_curve(calibration, [1, 8], Timing(p))):
-            with pytest.raises(TreeoptError) as caught:
-                use(profile)
-            assert caught.value.code is code
-            assert "--drafter d.safetensors --kind dynamic" in caught.value.fix
+            error = refusal_of(use, profile)
+            assert error.code is code
+            assert "--drafter d.safetensors --kind dynamic" in error.fix
     for source in ({"model_id": "m", "drafter": "d1"}, {"kind": "dynamic", "drafter": "d1"}):
         assert fastest_policy(calibration, LatencyProfile(points, source)) == fastest_policy(
             calibration, profile_of(SECONDS)
@@ -278,9 +278,10 @@ def test_traces_that_do_not_fit_are_refused(fault: str) -> None:
             steps=calibration.steps and calibration.steps.rows(slice(0)),
         ),
     }[fault]
-    with pytest.raises(TreeoptError) as caught:
-        replay_policy(TreePolicy(8, 3, "other" if fault == "drafter" else "d1"), changed)
-    assert caught.value.code is codes[fault]
+    assert (
+        refusal_of(replay_policy, TreePolicy(8, 3, "other" if fault == "drafter" else "d1"), changed).code
+        is codes[fault]
+    )
 
 
 def test_static_tree_of_another_drafter_is_refused() -> None:
@@ -290,9 +291,7 @@ def test_static_tree_of_another_drafter_is_refused() -> None:
     replay(dataclasses.replace(tree, drafter="d1"), calibration)
     plain = dataclasses.replace(calibration, provenance=dataclasses.replace(calibration.provenance, drafter_id=""))
     for one, other in ((tree, calibration), (dataclasses.replace(tree, drafter="d1"), plain)):
-        with pytest.raises(TreeoptError) as caught:
-            replay(one, other)
-        assert caught.value.code is Code.DRAFTER_MISMATCH
+        assert refusal_of(replay, one, other).code is Code.DRAFTER_MISMATCH
 
 
 @looped("seed", range(4))

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration, random_tree
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.calibration import Calibration
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code
 from treeopt.optimize.replay import Replay, accepted_drafts, replay
 from treeopt.traces import MISS, NONE
 from treeopt.tree import Tree
@@ -77,18 +78,17 @@ def test_replay_equals_simulation(seed: int) -> None:
         check(tree, calibration)
 
 
-def test_replay_of_very_short_texts() -> None:
-    """Texts of one token, of two, and of none end their steps where they end."""
+def test_ends_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of one token, of two and of none, across borders of the working arrays, and no text at all."""
     lengths = [1, 2, 0, 1, 0, 3, 1]
     calibration = make_calibration([np.zeros((length, 4)) for length in lengths])
     got = check(Tree.chain(4), calibration)
     assert got.steps_by_sequence().tolist() == [1, 1, 0, 1, 0, 1, 1]
-
-
-def test_replay_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts that lie across the borders of the working arrays are walked like others."""
     monkeypatch.setattr("treeopt.optimize.replay._CHUNK", 7)
     check(random_tree(0, nodes=20, depth=4, ranks=4), random_calibration(0))
+    got = replay(Tree.chain(2), make_calibration([np.zeros((0, 2))]))
+    assert (got.steps, got.tokens, got.tokens_per_step) == (0, 0, 1.0)
+    assert got.acceptance_by_depth().tolist() == [0.0, 0.0]
 
 
 def test_replay_by_hand() -> None:
@@ -101,13 +101,6 @@ def test_replay_by_hand() -> None:
     assert got.acceptance_by_depth().tolist() == [1.0, 0.5]
 
 
-def test_replay_without_text() -> None:
-    """No text at all is one token per step by definition."""
-    got = replay(Tree.chain(2), make_calibration([np.zeros((0, 2))]))
-    assert (got.steps, got.tokens, got.tokens_per_step) == (0, 0, 1.0)
-    assert got.acceptance_by_depth().tolist() == [0.0, 0.0]
-
-
 def test_sentinels_are_never_accepted() -> None:
     """Misses and ends match no path, even of a tree that has the largest rank there is."""
     tree = Tree(((0,), (252,)))
@@ -116,19 +109,15 @@ def test_sentinels_are_never_accepted() -> None:
 
 def test_tree_deeper_than_the_heads_is_refused() -> None:
     """E101: head d drafts depth d, so four levels need four heads."""
-    with pytest.raises(TreeoptError) as caught:
-        replay(Tree.chain(4), random_calibration(0, heads=3))
-    assert caught.value.code is Code.TREE_TOO_DEEP
-    assert caught.value.code.number == "E101"
-    assert "--max-depth 3" in caught.value.fix
+    error = refusal_of(replay, Tree.chain(4), random_calibration(0, heads=3))
+    assert error.code is Code.TREE_TOO_DEEP
+    assert "--max-depth 3" in error.fix
 
 
 def test_rank_that_was_not_kept_is_refused() -> None:
     """E102: with 16 ranks kept, rank 16 was never scored; rank 15 was."""
     calibration = random_calibration(0, top_k=KEPT)
-    with pytest.raises(TreeoptError) as caught:
-        replay(Tree(((0,), (0, KEPT))), calibration)
-    assert caught.value.code is Code.RANK_TOO_LARGE
-    assert caught.value.code.number == "E102"
-    assert caught.value.at == "[0, 16]"
+    error = refusal_of(replay, Tree(((0,), (0, KEPT))), calibration)
+    assert error.code is Code.RANK_TOO_LARGE
+    assert error.at == "[0, 16]"
     check(Tree(((0,), (0, KEPT - 1))), calibration)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from helpers import make_calibration, random_tree
 from looped import looped
+from refusals import refusal_of
 from sampled_traces import LEVELS, RANKS, TRACED, of_drafter, sampled
 
 from treeopt.calibration import Calibration
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code
 from treeopt.optimize.build_job import judge, split
 from treeopt.optimize.curve import measure_curve, policy_curve
 from treeopt.optimize.intervals import by_text, difference_interval
@@ -188,10 +189,9 @@ def test_tasks_at_different_temperatures_are_refused() -> None:
         other, target=None, provenance=dataclasses.replace(other.provenance, settings={"answers": "greedy"})
     )
     for task in (warmer, greedy):
-        with pytest.raises(TreeoptError) as caught:
-            join_tasks([one, task])
-        assert caught.value.code is Code.CALIBRATION_MISMATCH
-        assert "0.7" in caught.value.at
+        error = refusal_of(join_tasks, [one, task])
+        assert error.code is Code.CALIBRATION_MISMATCH
+        assert "0.7" in error.at
 
 
 def test_accuracy_is_a_mean_of_probabilities() -> None:
@@ -308,9 +308,10 @@ def test_calibration_refuses_wrong_probabilities(fault: str) -> None:
         steps = None
     else:
         places[first][calibration.ranks[first]] ^= 1
-    with pytest.raises(TreeoptError) as caught:
-        dataclasses.replace(calibration, steps=steps, target=TargetTraces(probability, places))
-    assert caught.value.code is Code.CALIBRATION_INVALID
+    assert (
+        refusal_of(dataclasses.replace, calibration, steps=steps, target=TargetTraces(probability, places)).code
+        is Code.CALIBRATION_INVALID
+    )
 
 
 def test_selected_and_merged_probabilities_are_those_of_the_texts() -> None:
@@ -322,7 +323,6 @@ def test_selected_and_merged_probabilities_are_those_of_the_texts() -> None:
     assert whole.target is not None
     np.testing.assert_array_equal(whole.target.probability, calibration.target.probability)
     np.testing.assert_array_equal(whole.target.places, calibration.target.places)
-    with pytest.raises(TreeoptError) as caught:
-        even.merge(dataclasses.replace(odd, target=None))
-    assert caught.value.code is Code.CALIBRATION_MISMATCH
-    assert "target probabilities" in caught.value.what
+    error = refusal_of(even.merge, dataclasses.replace(odd, target=None))
+    assert error.code is Code.CALIBRATION_MISMATCH
+    assert "target probabilities" in error.what

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration
 from looped import looped
+from refusals import refusal_of
 
 import treeopt
 from treeopt.calibration import Calibration
@@ -80,13 +81,6 @@ def test_top_k_is_respected(top_k: int) -> None:
     assert tree == build_tree(calibration, 200, max_rank=top_k - 1)
 
 
-def test_top_k_is_at_most_the_ranks_kept() -> None:
-    """K is what the figures rest on, not what was asked for."""
-    tree = build_tree(random_calibration(0, top_k=4), 30, top_k=32)
-    assert tree.expected is not None
-    assert tree.expected.top_k == 4
-
-
 @looped("top_k, max_rank, ranks", [(3, 9, 3), (9, 2, 3)])
 def test_the_narrower_of_top_k_and_max_rank_counts(top_k: int, max_rank: int, ranks: int) -> None:
     """Both limits hold at once."""
@@ -121,10 +115,9 @@ def test_source_names_the_calibration() -> None:
 @looped("levels, ranks", [(5, 32), (8, 100), (9, 253)])
 def test_largest_tree_that_is_allowed_fits_into_a_file(levels: int, ranks: int) -> None:
     """One node more is refused; the lines of the longest paths and values, as many as are allowed, are read."""
-    with pytest.raises(TreeoptError) as caught:
-        check_size(Limits(1 << 30, ranks), levels, "--nodes")
-    assert caught.value.code is Code.FILE_UNWRITABLE
-    most = int(caught.value.fix.split()[1])
+    error = refusal_of(check_size, Limits(1 << 30, ranks), levels, "--nodes")
+    assert error.code is Code.FILE_UNWRITABLE
+    most = int(error.fix.split()[1])
     check_size(Limits(most, ranks), levels, "--nodes")
     with pytest.raises(TreeoptError):
         check_size(Limits(most + 1, ranks), levels, "--nodes")
@@ -160,11 +153,14 @@ def test_each_wrong_argument_is_refused(wrong: dict[str, Any]) -> None:
         build_tree(random_calibration(0), **{"nodes": 4, **wrong})
 
 
-def test_integers_of_numpy_are_taken() -> None:
-    """They give the tree that plain integers give, and a file of it."""
+def test_integers_of_numpy_and_top_k() -> None:
+    """They give the tree that plain integers give; K is what the figures rest on, not what was asked for."""
     calibration = random_calibration(0)
     tree = build_tree(calibration, np.int64(4), top_k=np.int32(2))  # type: ignore[arg-type]
     assert tree_yaml(tree) == tree_yaml(build_tree(calibration, 4, top_k=2))
+    tree = build_tree(random_calibration(0, top_k=4), 30, top_k=32)
+    assert tree.expected is not None
+    assert tree.expected.top_k == 4
 
 
 @looped("levels, named", [(0, None), (1, "level 1"), (2, "all levels")])
@@ -233,9 +229,7 @@ def empty() -> Calibration:
 def test_calibration_without_texts_is_one_error() -> None:
     """There is nothing to count: E303, also as one of several tasks."""
     for calibrations in ([empty()], [random_calibration(1), empty()]):
-        with pytest.raises(TreeoptError) as caught:
-            run_job(calibrations, BuildJob(nodes=8))
-        assert caught.value.code is Code.PROMPTS_EMPTY
+        assert refusal_of(run_job, calibrations, BuildJob(nodes=8)).code is Code.PROMPTS_EMPTY
 
 
 def test_equal_texts_share_a_fold() -> None:

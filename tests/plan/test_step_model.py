@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hand_shape import SHAPE
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.shapes import named_shape
@@ -141,9 +142,7 @@ def test_a_drafter_without_enough_sizes_ends_there() -> None:
 def test_numbers_out_of_range_are_refused(wrong: tuple[list[int], list[int], list[int]]) -> None:
     """E240 for sizes, batches and contexts that are missing, below 1 or too large."""
     candidate = PlanCandidate(Acceptance(), StepModel(SHAPE, WIDE))
-    with pytest.raises(TreeoptError) as caught:
-        plan_speedup([candidate], *wrong)
-    assert caught.value.code is Code.PLAN_INVALID
+    assert refusal_of(plan_speedup, [candidate], *wrong).code is Code.PLAN_INVALID
 
 
 def test_drafters_of_one_name_are_refused() -> None:
@@ -186,12 +185,9 @@ def test_presets_have_sources_and_order() -> None:
 
 def test_unknown_device_and_dtype_are_refused() -> None:
     """Similar names, and the dtypes that a device has."""
-    with pytest.raises(TreeoptError) as caught:
-        device_preset("a100")
-    assert "a100-80gb-pcie" in caught.value.fix or "a100-40gb-pcie" in caught.value.fix
-    with pytest.raises(TreeoptError) as caught:
-        device_preset("a100-80gb-pcie").peak("float8")
-    assert "bfloat16" in caught.value.fix
+    error = refusal_of(device_preset, "a100")
+    assert "a100-80gb-pcie" in error.fix or "a100-40gb-pcie" in error.fix
+    assert "bfloat16" in refusal_of(device_preset("a100-80gb-pcie").peak, "float8").fix
 
 
 EXPERTS = dataclasses.replace(SHAPE, matrices=(Matrix("e", 3, 5, experts=4, active=2),))
@@ -239,15 +235,11 @@ def test_bytes_by_hand(setting: dict[str, Any], expected: dict[str, float]) -> N
     assert {name: found[name][1] for name in expected} == expected
 
 
-def test_bare_formulas_leave_out_what_the_paper_does() -> None:
-    """Neither LM head nor writes, and as many keys as cached tokens, or as new ones in prefill."""
+def test_bare_formulas_and_windows() -> None:
+    """Neither LM head nor writes, as in the paper; a window of 6 leaves 5 cached tokens."""
     assert set(forward(bare=True)) == {"m", "scores", "values"}
     assert forward(bare=True)["scores"][0] == 2880.0
     assert forward(bare=True, nodes=10.0, cached=0)["scores"][0] == 9600.0
-
-
-def test_window_limits_the_keys() -> None:
-    """A window of 6 leaves 5 cached tokens; the new ones are all read."""
     assert forward(WINDOW)["scores"][0] == 2304.0
     assert forward(WINDOW, cached=3) == forward(cached=3)
 
@@ -285,16 +277,12 @@ def test_draft_model_by_hand(nodes: float, flops: float, moved: float) -> None:
     assert found["m"][:2] == (flops, moved)
 
 
-def test_attention_intensity_of_the_paper() -> None:
-    """Llama-33B, batch 16, context 1,024: 64 candidates have 41 times the intensity of one (appendix G.2)."""
+def test_figures_of_the_paper() -> None:
+    """Llama-33B's attention intensity (appendix G.2), and the FLOPs of prefill of Llama-7B."""
     found = forward_operators(named_shape("llama-33b"), np.array([1.0, 64.0]), 16, 1024, StepSetting(bare=True))
     for one in found:
         if one.name in ("scores", "values"):
             assert (one.flops[1] / one.bytes[1]) / (one.flops[0] / one.bytes[0]) == pytest.approx(41.32, abs=0.01)
-
-
-def test_prefill_of_llama_7b_by_hand() -> None:
-    """1,024 tokens: 2 x 1024 x 4096^2 FLOPs in each projection of each layer, 2 x 1024^2 x 4096 in the scores."""
     found = by_name(forward_operators(named_shape("llama-7b"), np.array([1024.0]), 1, 0, StepSetting()))
     assert found["q_proj"][0] == found["v_proj"][0] == 32 * 34_359_738_368
     assert found["gate_proj"][0] == 32 * 92_341_796_864
@@ -323,6 +311,4 @@ def test_prefill_of_llama_7b_by_hand() -> None:
 )
 def test_impossible_numbers_are_refused(wrong: Any) -> None:
     """E240 for unknown names, and numbers that no model has."""
-    with pytest.raises(TreeoptError) as caught:
-        wrong()
-    assert caught.value.code is Code.PLAN_INVALID
+    assert refusal_of(wrong).code is Code.PLAN_INVALID

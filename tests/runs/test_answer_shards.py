@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.calibrate.results import fill_work
 from treeopt.errors import Code, TreeoptError
@@ -45,10 +46,9 @@ def test_names_of_other_files_are_refused(tmp_path: Path, name: str) -> None:
     folder.mkdir()
     file = crafted(folder / "shard.safetensors", ["answers-000000", name])
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(TreeoptError) as caught:
-        fill_work([file], Work(folder / "out.safetensors"))
-    assert caught.value.code is Code.FILE_INVALID
-    assert "damaged header" in caught.value.what
+    error = refusal_of(fill_work, [file], Work(folder / "out.safetensors"))
+    assert error.code is Code.FILE_INVALID
+    assert "damaged header" in error.what
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -70,9 +70,7 @@ def test_chunks_are_the_batches_of_the_shard(
     """A missing batch, one of another shard and one beyond the last are E203."""
     names = [f"answers-{number:06}" for number in numbers]
     file = crafted(tmp_path / "s.safetensors", names, index=index, count=count, batches=batches)
-    with pytest.raises(TreeoptError) as caught:
-        load_answers(file)
-    assert caught.value.code is Code.FILE_INVALID
+    assert refusal_of(load_answers, file).code is Code.FILE_INVALID
 
 
 def test_number_with_more_digits_is_another_name(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from looped import looped
 from owners import owner
+from refusals import refusal_of
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.runs import lock as locks_module
@@ -39,10 +40,9 @@ def lock(tmp_path: Path) -> Iterator[Lock]:
 
 def refusal(call: Any) -> TreeoptError:
     """The error of a call, which is E204."""
-    with pytest.raises(TreeoptError) as caught:
-        call()
-    assert caught.value.code is Code.FILE_UNWRITABLE
-    return caught.value
+    error = refusal_of(call)
+    assert error.code is Code.FILE_UNWRITABLE
+    return error
 
 
 def test_a_live_owner_is_named(lock: Lock, tmp_path: Path) -> None:
@@ -167,8 +167,6 @@ def test_a_full_disk(lock: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(TreeoptError) as caught:
-        lock.take()
-    assert caught.value.code is Code.OUT_OF_MEMORY
+    assert refusal_of(lock.take).code is Code.OUT_OF_MEMORY
     assert not lock.held
     assert list(tmp_path.iterdir()) == []

@@ -17,6 +17,7 @@ import pytest
 from conftest import ROOT_FOLDER
 from looped import looped
 from owners import owner
+from refusals import refusal_of
 from torn import TORN
 
 from treeopt.cli.console import Console
@@ -67,9 +68,7 @@ def begun(folder: Path, chunks: int = 1) -> Work:
 
 def refusal(folder: Path, **options: bool) -> TreeoptError:
     """The error of a run that cannot begin."""
-    with pytest.raises(TreeoptError) as caught:
-        Work(folder / "out.safetensors", **options)
-    return caught.value
+    return refusal_of(Work, folder / "out.safetensors", **options)
 
 
 def test_chunks_are_read_back(tmp_path: Path) -> None:
@@ -181,10 +180,9 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     """A resumed run with other settings is E205 with both values; the folder stays as it is."""
     begun(tmp_path)
     work = Work(tmp_path / "out.safetensors", resume=True)
-    with pytest.raises(TreeoptError) as caught:
-        work.begin({**SETTINGS, "batch_size": 4, "learning": {"seed": 1}})
-    assert caught.value.code is Code.RESUME_INVALID
-    assert caught.value.at.splitlines() == ["batch_size: started with 2, now 4", "learning.seed: started with 0, now 1"]
+    error = refusal_of(work.begin, {**SETTINGS, "batch_size": 4, "learning": {"seed": 1}})
+    assert error.code is Code.RESUME_INVALID
+    assert error.at.splitlines() == ["batch_size: started with 2, now 4", "learning.seed: started with 0, now 1"]
     assert work.chunks == 1
 
 
@@ -261,10 +259,9 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(TreeoptError) as caught:
-            work.chunk("answers-000002", made)
-    assert caught.value.code is Code.OUT_OF_MEMORY
-    assert "--resume" in caught.value.fix
+        error = refusal_of(work.chunk, "answers-000002", made)
+    assert error.code is Code.OUT_OF_MEMORY
+    assert "--resume" in error.fix
     names = ["answers-000000.safetensors", "answers-000001.safetensors", "begun.json"]
     assert sorted(file.name for file in (tmp_path / FOLDER).iterdir()) == names
     again = Work(tmp_path / "out.safetensors", resume=True)

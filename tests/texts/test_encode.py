@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 
 import pytest
+from refusals import refusal_of
 from tiny import tiny_base
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -65,10 +66,9 @@ def test_encode_chat_needs_template(tokenizer: PreTrainedTokenizerBase) -> None:
     templated = copy.deepcopy(tokenizer)
     templated.chat_template = TEMPLATE
     for one_tokenizer, used in ((tokenizer, True), (templated, False)):
-        with pytest.raises(TreeoptError) as caught:
-            encode(Prompt("set:7", chat, None, None), one_tokenizer, chat_template=used)
-        assert caught.value.code is Code.PROMPTS_INVALID
-        assert "set:7" in caught.value.what
+        error = refusal_of(encode, Prompt("set:7", chat, None, None), one_tokenizer, chat_template=used)
+        assert error.code is Code.PROMPTS_INVALID
+        assert "set:7" in error.what
 
 
 def tiny_like(tokenizer: PreTrainedTokenizerBase) -> Base:
@@ -109,9 +109,7 @@ def test_next_turn_without_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 def test_encode_without_tokenizer() -> None:
     """A base model without a tokenizer cannot take prompts."""
-    with pytest.raises(TreeoptError) as caught:
-        encode(Prompt("set:0", None, "Hi", None), None, chat_template=True)
-    assert caught.value.code is Code.MODEL_INVALID
+    assert refusal_of(encode, Prompt("set:0", None, "Hi", None), None, chat_template=True).code is Code.MODEL_INVALID
 
 
 def test_half_a_surrogate_pair_in_a_conversation(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from looped import looped
+from refusals import refusal_of
 from tiny import chat_base
 
 from treeopt.errors import Code, TreeoptError
@@ -102,9 +103,7 @@ def test_other_types_are_refused(given: object) -> None:
 )
 def test_rows_without_prompts(given: Any, code: Code) -> None:
     """Rows without anything to ask are the errors of a file of such rows."""
-    with pytest.raises(TreeoptError) as caught:
-        as_prompt_set(given)
-    assert caught.value.code is code
+    assert refusal_of(as_prompt_set, given).code is code
 
 
 def test_reasons_of_prompts_that_are_left_out_are_sorted() -> None:
@@ -116,13 +115,12 @@ def test_reasons_of_prompts_that_are_left_out_are_sorted() -> None:
         prompts = tuple(Prompt(f"set:{i:08}", None, text, answer) for i, (text, answer) in enumerate(rows))
         return encode_prompts(base, PromptSet("set", "sha", prompts), 3, chat_template=False, scored=True)
 
-    with pytest.raises(TreeoptError) as caught:
-        encoded((long, "w1"), ("w2", ""), (long, "w1"))
-    assert caught.value.code is Code.PROMPTS_EMPTY
-    reasons = caught.value.what.partition(f"in {base.context}: ")[2].split(", ")
+    error = refusal_of(encoded, (long, "w1"), ("w2", ""), (long, "w1"))
+    assert error.code is Code.PROMPTS_EMPTY
+    reasons = error.what.partition(f"in {base.context}: ")[2].split(", ")
     assert len(reasons) == 2
     assert reasons == sorted(reasons)
-    assert "none of 3 prompts can be run with 3 new tokens" in caught.value.what
+    assert "none of 3 prompts can be run with 3 new tokens" in error.what
     found = encoded(("w1", "w1 w2 w3"), ("w2", "w1 w2 w3 w4"), ("w2", ""))
     assert (len(found.texts), len(found.skipped), found.answers_cut) == (2, 1, 1)
     assert [len(text.answer) for text in found.texts] == [3, 3]

@@ -12,6 +12,7 @@ import pyarrow
 import pytest
 from looped import looped
 from pyarrow import parquet
+from refusals import refusal_of
 
 from treeopt.errors import EXIT_ENVIRONMENT, EXIT_INPUT, Code, TreeoptError
 from treeopt.models import hub
@@ -55,9 +56,7 @@ def one(tmp_path: Path, row: Any, **options: Any) -> Prompt:
 
 def refusal(name: Path | str, **options: Any) -> TreeoptError:
     """The error that loading ends with."""
-    with pytest.raises(TreeoptError) as caught:
-        load_prompts(str(name), **options)
-    return caught.value
+    return refusal_of(load_prompts, str(name), **options)
 
 
 def contents(prompts: PromptSet) -> list[str]:
@@ -95,22 +94,14 @@ def test_load_prompts_request_fields(tmp_path: Path, field: str) -> None:
     assert (prompt.messages, prompt.text) == (({"role": "user", "content": "Name a bird."},), None)
 
 
-def test_load_prompts_text_field(tmp_path: Path) -> None:
-    """`text` is continued as it stands."""
+def test_load_prompts_text_instruction_and_chat(tmp_path: Path) -> None:
+    """`text` is continued, an `input` follows its instruction, a chat is taken whole but for its last answer."""
     prompt = one(tmp_path, {"text": "Once upon a time"})
     assert (prompt.messages, prompt.text) == (None, "Once upon a time")
-
-
-def test_load_prompts_instruction_with_input(tmp_path: Path) -> None:
-    """An `input` follows its instruction after a blank line; an empty one adds nothing."""
     with_input = one(tmp_path, {"instruction": "Translate.", "input": "a bird"})
     without = one(tmp_path, {"instruction": "Translate.", "input": ""})
     assert with_input.messages == ({"role": "user", "content": "Translate.\n\na bird"},)
     assert without.messages == ({"role": "user", "content": "Translate."},)
-
-
-def test_load_prompts_messages(tmp_path: Path) -> None:
-    """A chat is taken whole; a last answer of the assistant is the answer, not part of the prompt."""
     asked = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
     chat = [*asked, {"role": "assistant", "content": "Hello"}]
     assert one(tmp_path, {"messages": asked}).messages == tuple(asked)
@@ -172,16 +163,12 @@ def test_load_prompts_answers_missing(tmp_path: Path) -> None:
 
 
 def test_load_prompts_limit(tmp_path: Path) -> None:
-    """A limit takes the first rows and leaves their ids as they are."""
+    """A limit takes the first rows, leaves their ids as they are, and the rows beyond it are not looked at."""
     file = str(write_rows(tmp_path / "rows.txt", list("abcde")))
     whole, part = load_prompts(file), load_prompts(file, limit=2)
     assert contents(part) == ["a", "b"]
     assert part.prompts == whole.prompts[:2]
     assert part.sha256 == whole.sha256
-
-
-def test_load_prompts_limit_hides_faults(tmp_path: Path) -> None:
-    """Rows beyond the limit are not looked at."""
     assert contents(load_prompts(str(write_rows(tmp_path / "rows.json", ["a", 7])), limit=1)) == ["a"]
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers import random_tree
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.tensors import write_arrays
@@ -128,10 +129,9 @@ def test_as_medusa_narrow_trees(seed: int) -> None:
 def test_as_medusa_rank_ten() -> None:
     """Rank 9 is exported; rank 10, which the original would read from the next head, is refused."""
     assert compile_tree(Tree(((9,),))).as_medusa()["tree_indices"].tolist() == [0, 10]
-    with pytest.raises(TreeoptError) as caught:
-        compile_tree(Tree(((10,),))).as_medusa()
-    assert caught.value.code is Code.TREE_NOT_EXPORTABLE
-    assert "rank 10" in caught.value.what
+    error = refusal_of(compile_tree(Tree(((10,),))).as_medusa)
+    assert error.code is Code.TREE_NOT_EXPORTABLE
+    assert "rank 10" in error.what
 
 
 @looped("nodes", [1, 30])
@@ -168,9 +168,8 @@ def test_load_buffers_other_files(tmp_path: Path, small_tree: Tree) -> None:
     (tmp_path / "other.safetensors").write_bytes(b"\x02\x00\x00\x00\x00\x00\x00\x00{}")
     codes = []
     for name in ("absent", "half", "other"):
-        with pytest.raises(TreeoptError) as caught:
-            load_buffers(tmp_path / f"{name}.safetensors")
-        codes.append(caught.value.code)
+        error = refusal_of(load_buffers, tmp_path / f"{name}.safetensors")
+        codes.append(error.code)
     assert codes == [Code.FILE_MISSING, Code.FILE_INVALID, Code.FILE_INVALID]
 
 

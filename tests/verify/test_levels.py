@@ -8,6 +8,7 @@ import torch
 from decoding import stock
 from looped import looped
 from random_trees import RandomTrees
+from refusals import refusal_of
 from tiny import TREE_FAMILIES, VOCAB, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
@@ -147,10 +148,9 @@ def test_longrope_on_each_side_of_its_switch(longrope: Base) -> None:
 @looped(("lengths", "new"), [([SWITCH - 11], 13), ([SWITCH], 2), ([3, SWITCH - 1], 9), ([3, SWITCH + 1], 2)])
 def test_longrope_across_its_switch_is_refused(longrope: Base, lengths: list[int], new: int) -> None:
     """A text that crosses the switch, or a batch of both sides, is refused: a tree would read it otherwise."""
-    with pytest.raises(TreeoptError) as caught:
-        text_of(longrope, [prompt_of(length) for length in lengths], new)
-    assert caught.value.code is Code.CONTEXT_FULL
-    assert f"after {SWITCH} tokens" in caught.value.what
+    error = refusal_of(text_of, longrope, [prompt_of(length) for length in lengths], new)
+    assert error.code is Code.CONTEXT_FULL
+    assert f"after {SWITCH} tokens" in error.what
 
 
 def test_frequency_switch_of_configs(longrope: Base) -> None:

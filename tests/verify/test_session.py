@@ -10,6 +10,7 @@ import torch
 from helpers import random_tree
 from looped import looped
 from random_trees import compile_parents
+from refusals import refusal_of
 from tiny import TREE_FAMILIES, VOCAB, WINDOW, random_heads, tiny_base
 from torch import Tensor
 
@@ -276,10 +277,9 @@ def test_check_trees_accepted(family: str) -> None:
 @looped("family", ["mpt", "gpt_neo", "mamba"])
 def test_check_trees_refused(family: str) -> None:
     """Positions by cache index, windows by cache index, and recurrent state are refused, and the model is named."""
-    with pytest.raises(TreeoptError) as caught:
-        check_trees(tiny_base(family))
-    assert caught.value.code is Code.NO_TREES
-    assert family in caught.value.what
+    error = refusal_of(check_trees, tiny_base(family))
+    assert error.code is Code.NO_TREES
+    assert family in error.what
 
 
 @looped("attention", ["flex_attention", "flash_attention_2", "other"])
@@ -287,22 +287,20 @@ def test_tree_forward_other_attention(monkeypatch: pytest.MonkeyPatch, attention
     """Attention that does not read a mask of floats is refused before anything runs, with a way out."""
     base = tiny_base("llama")
     monkeypatch.setattr(base.model.config, "_attn_implementation_internal", attention)
-    with pytest.raises(TreeoptError) as caught:
-        TreeForward(base, 1, 0)
-    assert caught.value.code is Code.NO_TREES
-    assert attention in caught.value.what
-    assert "sdpa" in caught.value.fix
+    error = refusal_of(TreeForward, base, 1, 0)
+    assert error.code is Code.NO_TREES
+    assert attention in error.what
+    assert "sdpa" in error.fix
 
 
 @looped(("prompt", "new"), [(40, 1), (1, 40), (30, 11), (41, 0)])
 def test_begin_context_full(prompt: int, new: int) -> None:
     """One token more than the context holds is refused, with both numbers and the limit."""
     forward = TreeForward(tiny_base("llama", max_position_embeddings=40), 1, 0)
-    with pytest.raises(TreeoptError) as caught:
-        forward.begin([tokens_of(0, prompt)], new)
-    assert caught.value.code is Code.CONTEXT_FULL
-    assert "holds 40" in caught.value.what
-    assert f"{prompt} prompt tokens" in caught.value.what
+    error = refusal_of(forward.begin, [tokens_of(0, prompt)], new)
+    assert error.code is Code.CONTEXT_FULL
+    assert "holds 40" in error.what
+    assert f"{prompt} prompt tokens" in error.what
 
 
 def test_forward_is_compiled_only_on_request() -> None:
@@ -316,9 +314,7 @@ def test_forward_is_compiled_only_on_request() -> None:
 def test_begin_empty_prompt() -> None:
     """An empty prompt has no state to draft from and is refused."""
     forward = TreeForward(tiny_base("llama"), 1, 0)
-    with pytest.raises(TreeoptError) as caught:
-        forward.begin([tokens_of(0, 0)], 5)
-    assert caught.value.code is Code.CONTEXT_FULL
+    assert refusal_of(forward.begin, [tokens_of(0, 0)], 5).code is Code.CONTEXT_FULL
 
 
 @looped("prompt", [20, 39])
@@ -371,6 +367,4 @@ def test_model_whose_context_just_holds_the_probe_is_accepted() -> None:
 def test_prompt_is_named_where_there_are_several(lengths: list[int], place: str) -> None:
     """The error of one prompt names no number."""
     forward = TreeForward(tiny_base("llama", max_position_embeddings=40), 1, 0)
-    with pytest.raises(TreeoptError) as caught:
-        forward.begin([tokens_of(0, length) for length in lengths], 5)
-    assert caught.value.at == place
+    assert refusal_of(forward.begin, [tokens_of(0, length) for length in lengths], 5).at == place

@@ -58,13 +58,19 @@ def test_heat_is_the_root_of_the_share() -> None:
     assert [cell["hits"] for cell in row["cells"]] == [1, 2, 3, 4, 5]
 
 
-def test_bars_of_depths() -> None:
-    """Hundredths of the shares."""
+def test_bars_and_panels_by_hand() -> None:
+    """Hundredths of the shares; each panel adds its height, and long headings are cut."""
     shares = {"measured": [1.0, 0.125], "predicted": [1.0, 0.25]}
     assert depth_rows({"acceptance_by_depth": shares}) == [
         {"measured": 1.0, "predicted": 1.0, "bar": "100.00", "mark": "100.00"},
         {"measured": 0.125, "predicted": 0.25, "bar": "12.50", "mark": "25.00"},
     ]
+    for count in (1, 3):
+        figure, axes = panels(count, "a" * 70, sharex=False)
+        assert figure.get_suptitle() == "a" * 70
+        assert len(axes) == count
+        assert figure.get_size_inches().tolist() == [8.0, 3.5 * count]
+    assert panels(1, "a" * 71, sharex=False)[0].get_suptitle() == "a" * 69 + "…"
 
 
 @looped(("rank", "place"), [
@@ -167,13 +173,3 @@ def test_colors_of_themes(theme: str, colors: str) -> None:
     ):
         assert part in rules
     assert (shade(0.0), shade(0.999), shade(1.0)) == (0, SHADES - 1, SHADES - 1)
-
-
-def test_panels_have_their_size_and_heading() -> None:
-    """Each panel adds its height; headings of 70 characters are drawn, of longer ones 69 and an ellipsis."""
-    for count in (1, 3):
-        figure, axes = panels(count, "a" * 70, sharex=False)
-        assert figure.get_suptitle() == "a" * 70
-        assert len(axes) == count
-        assert figure.get_size_inches().tolist() == [8.0, 3.5 * count]
-    assert panels(1, "a" * 71, sharex=False)[0].get_suptitle() == "a" * 69 + "…"

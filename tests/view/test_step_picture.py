@@ -7,9 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 from looped import looped
+from refusals import refusal_of
 
 from treeopt.drafted_step import DraftedStep
-from treeopt.errors import Code, TreeoptError, counted
+from treeopt.errors import Code, counted
 from treeopt.files.trees import load_tree
 from treeopt.tree import Tree
 from treeopt.view.graph import render_dot
@@ -102,10 +103,9 @@ def test_node_without_a_draft_is_marked(step: DraftedStep) -> None:
 @looped(("label", "fix"), [("probability", "treeopt build"), ("token", "--example")])
 def test_labels_that_a_tree_lacks_are_one_error(label: str, fix: str) -> None:
     """Probabilities need values, tokens a step: E107, with what gives them."""
-    with pytest.raises(TreeoptError) as caught:
-        render_svg(load_tree("mc_sim_7b_63"), label=label)
-    assert caught.value.code is Code.LABEL_UNKNOWN
-    assert fix in str(caught.value)
+    error = refusal_of(render_svg, load_tree("mc_sim_7b_63"), label=label)
+    assert error.code is Code.LABEL_UNKNOWN
+    assert fix in str(error)
 
 
 def test_dot_has_the_same_labels(step: DraftedStep) -> None:
@@ -165,15 +165,11 @@ def test_probabilities_in_five_characters(value: float | None, text: str) -> Non
     assert short_probability(value) == text
 
 
-def test_texts_are_cut_to_their_length() -> None:
-    """16 characters stay; of 17 the first 15 and an ellipsis."""
+def test_words_by_hand() -> None:
+    """Of 17 characters the first 15 and an ellipsis; marks that combine, and what is not printed, are escapes."""
     assert shortened("a" * 16) == "a" * 16
     assert shortened("a" * 17) == "a" * 15 + "…"
     assert shortened("abcd", 3) == "ab…"
-
-
-def test_white_space_and_escapes() -> None:
-    """Marks that combine, and what is not printed, are escapes of two, four or eight digits."""
     assert visible(" a\n\t\r") == "␣a↵⇥␍"
     assert visible("\x1bé\u0301\u200b\U000e0001") == "\\x1bé\\u0301\\u200b\\U000e0001"
     assert visible("\xff\x80\x9f\u0100") == "ÿ\\x80\\x9fĀ"

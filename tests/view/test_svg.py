@@ -11,8 +11,9 @@ import pytest
 from drafted_steps import random_step
 from helpers import random_tree
 from looped import looped
+from refusals import refusal_of
 
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code
 from treeopt.tree import Tree
 from treeopt.view.graph import render, render_dot, render_text, to_graph
 from treeopt.view.scene import describe, scene_of
@@ -44,10 +45,12 @@ def test_svg_places_columns_by_head_and_leaves_by_row(small_tree: Tree) -> None:
     assert at[1][1] == pytest.approx((at[3][1] + at[4][1]) / 2, abs=0.1)
 
 
-def test_svg_bytes_are_stable() -> None:
-    """Equal trees give equal bytes."""
+def test_bytes_of_equal_trees(small_tree: Tree) -> None:
+    """Equal trees give equal pictures and equal DOT."""
     tree = random_tree(1, nodes=80, depth=4, ranks=9)
     assert render_svg(tree) == render_svg(Tree.from_paths(reversed(tree.paths)))
+    again = Tree(small_tree.paths, small_tree.values)
+    assert render_dot(scene_of(small_tree)) == render_dot(scene_of(again))
 
 
 def test_svg_follows_value_by_width_and_colour(small_tree: Tree) -> None:
@@ -86,9 +89,7 @@ def test_render_without_the_dot_program_is_one_clear_error(
 ) -> None:
     """png needs graphviz; where it is missing the error says so."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(TreeoptError) as caught:
-        render(small_tree, "png")
-    assert caught.value.code is Code.PROGRAM_MISSING
+    assert refusal_of(render, small_tree, "png").code is Code.PROGRAM_MISSING
 
 
 DARK = "@media (prefers-color-scheme:dark){"
@@ -217,9 +218,3 @@ def test_text_lists_children_in_rank_order(small_tree: Tree) -> None:
         "    │   └─╼ 1  0.1000",
         "    └─╼ 1  0.2000",
     ]
-
-
-def test_dot_is_stable(small_tree: Tree) -> None:
-    """Equal trees give equal DOT."""
-    again = Tree(small_tree.paths, small_tree.values)
-    assert render_dot(scene_of(small_tree)) == render_dot(scene_of(again))
