@@ -36,6 +36,13 @@ def error_number(result: Result) -> str:
     return str(found[0])
 
 
+def error_of(number: str, *arguments: str | Path, status: int = 3) -> str:
+    """Standard error of the program, which ends with this error alone."""
+    result = treeopt(*arguments, status=status)
+    assert error_number(result) == number, result.stderr
+    return result.stderr
+
+
 def all_commands() -> Iterator[tuple[str, click.Command]]:
     """Every command and subcommand, by its name without that of the program."""
     context = click.Context(program)

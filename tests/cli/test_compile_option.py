@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from program import all_commands, error_number, treeopt, treeopt_json
+from program import all_commands, error_of, treeopt, treeopt_json
 from torch._inductor.exc import InvalidCxxCompiler
 
 from treeopt.cli import options as options_module
@@ -91,9 +91,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         raise InvalidCxxCompiler
 
     monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none)
-    result = treeopt("generate", "import os", "--model", "pocket", "--compile", status=4)
-    assert error_number(result) == "E401"
-    assert "g++" in result.stderr
+    assert "g++" in error_of("E401", "generate", "import os", "--model", "pocket", "--compile", status=4)
 
 
 class Reached(Exception):

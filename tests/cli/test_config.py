@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT_FOLDER
 from helpers import random_calibration
 from looped import looped
-from program import error_number, treeopt, treeopt_json
+from program import error_number, error_of, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration, Provenance, merged_provenance
 from treeopt.cli.app import program
@@ -100,10 +100,9 @@ def test_lists_and_flags(tasks: list[Calibration]) -> None:
 )
 def test_wrong_files_are_errors_with_places(text: str, places: list[str]) -> None:
     """Unknown keys, wrong types and invalid values are one error with the place of each."""
-    result = treeopt("build", "--config", write(text), status=3)
-    assert error_number(result) == "E203"
+    result = error_of("E203", "build", "--config", write(text))
     for place in places:
-        assert place in result.stderr
+        assert place in result
 
 
 @pytest.mark.usefixtures("calibration")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from looped import looped
-from program import error_number, treeopt, treeopt_json
+from program import error_number, error_of, treeopt, treeopt_json
 
 from treeopt.evaluate.profile import TimedStep
 from treeopt.files.bundled import pocket
@@ -142,14 +142,12 @@ def test_contradictions(arguments: tuple[str, ...], message: str) -> None:
 
 def test_refused_models() -> None:
     """A draft model that does not exist, or does not fit the drafter, is refused by the name of the option."""
-    missing = treeopt("calibrate", "--draft", "./nowhere", *FEW, status=3)
-    assert error_number(missing) == "E201"
-    assert "there is no ./nowhere" in missing.stderr
-    assert "--draft" in missing.stderr
-    assert "there is no ./nowhere" in missing.stderr
-    assert "base model" not in missing.stderr
+    missing = error_of("E201", "calibrate", "--draft", "./nowhere", *FEW)
+    assert "there is no ./nowhere" in missing
+    assert "--draft" in missing
+    assert "there is no ./nowhere" in missing
+    assert "base model" not in missing
     alone = ("--model", str(pocket()), "--drafter", "ngram", "--learn-tokens", "0")
     treeopt("calibrate", *alone, *FEW, "-o", "n.safetensors")
-    with_draft = treeopt("calibrate", *DRAFT, *FEW, "--drafter", "n.drafter.safetensors", status=3)
-    assert error_number(with_draft) == "E223"
+    error_of("E223", "calibrate", *DRAFT, *FEW, "--drafter", "n.drafter.safetensors")
     assert error_number(treeopt("generate", "x", *DRAFT, "--tree", "mc_sim_7b_63", status=3)) == "E223"

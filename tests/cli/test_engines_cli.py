@@ -12,7 +12,7 @@ import pytest
 from engine_trees import T
 from helpers import make_calibration
 from looped import looped
-from program import error_number, treeopt, treeopt_json
+from program import error_number, error_of, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
 from treeopt.engines import ENGINES
@@ -61,10 +61,9 @@ def test_existing_files_are_replaced_only_with_force() -> None:
     assert error_number(treeopt("export", "x.py", "--for", "json", "-o", "x.py", "--force", status=3)) == "E204"
     assert error_number(treeopt("import", "x.py", "-o", "x.py", "--force", status=3)) == "E204"
     save_tree(Tree(((10,),)), "ten.yaml")
-    refused = treeopt("export", "ten.yaml", "--for", "medusa", "-o", "x.py", "--force", status=3)
-    assert error_number(refused) == "E105"
-    assert "rank: 1 path ([10]) with a rank above 9" in refused.stderr
-    assert "fix: treeopt build --for medusa" in refused.stderr
+    refused = error_of("E105", "export", "ten.yaml", "--for", "medusa", "-o", "x.py", "--force")
+    assert "rank: 1 path ([10]) with a rank above 9" in refused
+    assert "fix: treeopt build --for medusa" in refused
     assert Path("x.py").read_text() == "mc_sim_7b_63 = [[0], [1], [0, 0]]\n"
 
 

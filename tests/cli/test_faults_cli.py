@@ -11,7 +11,7 @@ import pytest
 from broken_disk import BrokenDisk
 from fault_runs import CHEAP, DEAR, Run, contents, faults_of, invoke, make_inputs, make_older
 from looped import looped
-from program import error_number, treeopt
+from program import error_of, treeopt
 
 RUNS = (*CHEAP, *(run for run in DEAR if run.name in ("calibrate", "distill")))
 
@@ -56,29 +56,10 @@ def test_disk_that_fails(run: Run, inputs: Path, monkeypatch: pytest.MonkeyPatch
         assert faults_of(run, result, broken, before, whole) == []
 
 
-@looped("text", ['nodes: "7"', "nodes: 6.5", "nodes: 6.0", "calibration: [c.safetensors]\nlargest: '5'"])
-def test_numbers_of_a_configuration_are_plain(text: str) -> None:
-    """A number in quotes, and one that is not whole where it must be, are refused with their place."""
-    Path("run.yaml").write_text(text + "\n")
-    command = "curve" if "largest" in text else "build"
-    result = treeopt(command, "--config", "run.yaml", "-o", "o.svg", status=3)
-    assert error_number(result) == "E203"
-    assert "run.yaml:" in result.stderr
-
-
-def test_folder_without_a_configuration() -> None:
-    """`treeopt config .` says what the folder lacks."""
-    result = treeopt("show", ".", "--options", status=3)
-    assert error_number(result) == "E203"
-    assert ". is a folder without config.json" in result.stderr
-
-
 def test_key_twice_in_the_inputs_of_a_report() -> None:
     """The listing of a folder is refused where a key is given twice."""
     Path("report-inputs.json").write_text('{"tree": "a.yaml", "tree": "b.yaml"}')
-    result = treeopt("report", ".", status=3)
-    assert error_number(result) == "E203"
-    assert "it has the key 'tree' twice" in result.stderr
+    assert "it has the key 'tree' twice" in error_of("E203", "report", ".")
 
 
 def test_dot_shows_the_title() -> None:

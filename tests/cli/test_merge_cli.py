@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers import random_calibration, stretches
 from looped import looped
-from program import error_number, treeopt, treeopt_json
+from program import error_number, error_of, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import load_calibration, save_calibration
@@ -42,19 +42,16 @@ def test_merge_writes_the_calibration() -> None:
 
 def test_wrong_shards_are_named() -> None:
     """A missing shard is E224 with its command; one given twice, and one beside a calibration, are named."""
-    result = treeopt("merge", write(1, 4), write(3, 4), "-o", "out.safetensors", status=3)
-    assert error_number(result) == "E224"
-    assert "0/4, 2/4 are missing" in result.stderr
-    assert "--shard 0/4" in result.stderr
+    result = error_of("E224", "merge", write(1, 4), write(3, 4), "-o", "out.safetensors")
+    assert "0/4, 2/4 are missing" in result
+    assert "--shard 0/4" in result
     assert not Path("out.safetensors").exists()
-    result = treeopt("merge", write(0, 2), write(1, 2), write(1, 2, "again.safetensors"), status=3)
-    assert error_number(result) == "E224"
-    assert "shard 1/2 is given twice: 1.safetensors and again.safetensors" in result.stderr
+    assert "shard 1/2 is given twice: 1.safetensors and again.safetensors" in error_of(
+        "E224", "merge", write(0, 2), write(1, 2), write(1, 2, "again.safetensors")
+    )
     assert error_number(treeopt("merge", "0.safetensors", "0.safetensors", "1.safetensors", status=3)) == "E224"
     save_calibration(stretches(1), "whole.safetensors")
-    result = treeopt("merge", write(0, 2), "whole.safetensors", status=3)
-    assert error_number(result) == "E224"
-    assert "merge all shards of the run first" in result.stderr
+    assert "merge all shards of the run first" in error_of("E224", "merge", write(0, 2), "whole.safetensors")
 
 
 @looped(
@@ -70,9 +67,7 @@ def test_wrong_shards_are_named() -> None:
 )
 def test_other_settings_are_named(fields: dict[str, Any], line: str) -> None:
     """Shards of runs with other settings are E221 with the setting and both values."""
-    result = treeopt("merge", write(0, 2), write(1, 2, **fields), status=3)
-    assert error_number(result) == "E221"
-    assert line in result.stderr
+    assert line in error_of("E221", "merge", write(0, 2), write(1, 2, **fields))
 
 
 def test_damaged_or_missing_file_beside_a_shard() -> None:
@@ -105,9 +100,7 @@ def test_calibrations_of_other_prompts() -> None:
 
 def test_build_refuses_a_shard() -> None:
     """A shard is no calibration: the error names the command that makes one."""
-    result = treeopt("build", "--nodes", "4", "--calibration", write(0, 2), "-o", "tree.yaml", status=3)
-    assert error_number(result) == "E203"
-    assert "treeopt merge" in result.stderr
+    assert "treeopt merge" in error_of("E203", "build", "--nodes", "4", "--calibration", write(0, 2), "-o", "tree.yaml")
 
 
 @looped("value", ["1", "1/1", "-1/2", "2/2", "0/0", "a/b", "1/2/3"])
@@ -177,7 +170,6 @@ def test_other_options_are_named() -> None:
         shard = CalibrationShard(dataclasses.replace(part, provenance=made), Shard(i, 2), 60, SETTINGS, 3)
         files.append(f"{i}.safetensors")
         save_shard(shard, files[-1])
-    result = treeopt("merge", *files, status=3)
-    assert error_number(result) == "E221"
+    result = error_of("E221", "merge", *files)
     for line in ('--model: "a" and "b"', "--seed: null and 0", "--seed (default): 0 and null"):
-        assert line in result.stderr
+        assert line in result

@@ -11,7 +11,7 @@ import pytest
 from helpers import random_calibration
 from looped import looped
 from per_step_traces import traced
-from program import error_number, treeopt
+from program import error_of, treeopt
 
 from treeopt.calibration import Calibration
 from treeopt.drafter import Drafter, Level
@@ -296,17 +296,13 @@ def test_each_drafter_pays_for_its_own(drafters: list[str]) -> None:
 
 def test_draft_model_without_draft_is_refused(drafters: list[str]) -> None:
     """The error names the drafter's own draft model and its levels as the remedy."""
-    result = treeopt(*LLAMA_plan_drafters, "--nodes", "8", *drafters, status=3)
-    assert error_number(result) == "E240"
-    assert "--draft llama-68m --levels 6" in result.stderr
+    assert "--draft llama-68m --levels 6" in error_of("E240", *LLAMA_plan_drafters, "--nodes", "8", *drafters)
 
 
 def test_drafter_file_is_given_where_it_is_not_found(calibration: Calibration) -> None:
     """Without its file a drafter's kind is unknown; --drafter names it, and is matched by id."""
     options = [*LLAMA_plan_drafters, "--nodes", "8", *save(calibration, "both", HEADS_NGRAM, "h1", file=False)]
-    result = treeopt(*options, status=3)
-    assert error_number(result) == "E240"
-    assert "--drafter FILE" in result.stderr
+    assert "--drafter FILE" in error_of("E240", *options)
     save_drafter(NGRAM, "both.drafter.safetensors")  # another drafter at the path of the calibration
     assert "--drafter FILE" in treeopt(*options, status=3).stderr
     save_drafter(HEADS_NGRAM, "moved.safetensors")

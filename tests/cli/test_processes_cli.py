@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import ROOT_FOLDER
 from looped import looped
-from program import error_number, treeopt
+from program import error_number, error_of, treeopt
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from treeopt.errors import Code, TreeoptError
@@ -143,10 +143,9 @@ def test_refusals_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_torchrun_with_nproc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of torchrun start no others; and where torchrun cannot be reached the error is E405."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    alone = treeopt("calibrate", status=4)
-    assert error_number(alone) == "E405"
-    assert "WORLD_SIZE is 2" in alone.stderr
-    assert "unset WORLD_SIZE" in alone.stderr
+    alone = error_of("E405", "calibrate", status=4)
+    assert "WORLD_SIZE is 2" in alone
+    assert "unset WORLD_SIZE" in alone
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "RANK": "0"}
     for name, value in {**given, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():

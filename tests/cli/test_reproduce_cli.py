@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from helpers import stretches
 from looped import looped
-from program import error_number, treeopt
+from program import error_number, error_of, treeopt
 from tiny import random_heads, tiny_base
 
 from treeopt.cli.app import program
@@ -173,17 +173,14 @@ def test_changed_and_missing_inputs_are_refused() -> None:
     Path("moved").mkdir()
     shutil.move("calibration.safetensors", "moved/c.safetensors")
     before = files()
-    result = treeopt("reproduce", "tree.yaml", status=3)
-    assert error_number(result) == "E201"
-    assert "calibration.safetensors" in result.stderr
-    assert "--map OLD=NEW" in result.stderr
+    result = error_of("E201", "reproduce", "tree.yaml")
+    assert "calibration.safetensors" in result
+    assert "--map OLD=NEW" in result
     found = reproduced("tree.yaml", "--map", "calibration.safetensors=moved/c.safetensors")
     assert found["verdict"] == "equal"
     save_calibration(stretches(2), "calibration.safetensors")
     for more in ([], ["--map", "calibration.safetensors=tree.yaml"]):
-        result = treeopt("reproduce", "tree.yaml", *more, status=3)
-        assert error_number(result) == "E207"
-        assert "an input changed since tree.yaml was made" in result.stderr
+        assert "an input changed since tree.yaml was made" in error_of("E207", "reproduce", "tree.yaml", *more)
     Path("calibration.safetensors").unlink()
     assert files() == before
 
@@ -233,9 +230,7 @@ def test_file_without_hashes_is_refused_with_its_command() -> None:
     treeopt("build", "--nodes", "9", "-o", "tree.yaml")
     kept = re.sub(r"  inputs:\n.*?(?=paths:)", "", Path("tree.yaml").read_text(), flags=re.DOTALL)
     Path("old.yaml").write_text(kept)
-    result = treeopt("reproduce", "old.yaml", status=3)
-    assert error_number(result) == "E203"
-    assert "treeopt build --nodes 9" in result.stderr
+    assert "treeopt build --nodes 9" in error_of("E203", "reproduce", "old.yaml")
     assert error_number(treeopt("reproduce", "calibration.safetensors", status=3)) == "E203"
     assert error_number(treeopt("reproduce", "no.yaml", status=3)) == "E201"
 
@@ -261,9 +256,7 @@ def test_note_is_that_of_its_file_alone() -> None:
     assert stored_configuration("medusa.json")["export"] == {"tree": "mc_sim_7b_63", "for": "medusa"}
     assert stored_configuration("medusa.json.treeopt.yaml") == stored_configuration("medusa.json")
     Path("medusa.json").write_text("[[0]]")
-    result = treeopt("reproduce", "medusa.json", status=3)
-    assert error_number(result) == "E203"
-    assert "was changed" in result.stderr
+    assert "was changed" in error_of("E203", "reproduce", "medusa.json")
     Path("medusa.json.treeopt.yaml").write_text("nodes: 3\n")
     assert "is not a note of treeopt" in treeopt("show", "medusa.json", "--options", status=3).stderr
 

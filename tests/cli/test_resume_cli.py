@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT_FOLDER
 from looped import looped
 from owners import owner
-from program import error_number, treeopt
+from program import error_number, error_of, treeopt
 from torn import TORN
 
 from treeopt.calibrate import pipeline as pipeline_module
@@ -107,9 +107,7 @@ def test_stopped_between_the_drafter_and_the_calibration(monkeypatch: pytest.Mon
     assert error_number(treeopt(*LEARNED, status=3)) == "E202"
     other = dataclasses.replace(load_drafter(DRAFTER), window=7)
     save_drafter(other, DRAFTER, overwrite=True)
-    refused = treeopt(*LEARNED, "--resume", status=3)
-    assert error_number(refused) == "E202"
-    assert "drafter of another run" in refused.stderr
+    assert "drafter of another run" in error_of("E202", *LEARNED, "--resume")
     assert load_drafter(DRAFTER).id == other.id
     DRAFTER.write_bytes(own)
     treeopt(*LEARNED, "--resume")
@@ -167,9 +165,7 @@ def test_outputs_in_use_are_known_before_a_model_is_loaded() -> None:
         before = sorted(Path().rglob("*"))
         for command in itertools.chain(*runs.values()):
             for options in ((), ("--resume",), ("--force",)):
-                refused = treeopt(*command, *options, status=3)
-                assert error_number(refused) == "E204"
-                assert f"is in use: process {process.pid} on " in refused.stderr
+                assert f"is in use: process {process.pid} on " in error_of("E204", *command, *options)
         assert sorted(Path().rglob("*")) == before
 
 
@@ -243,9 +239,7 @@ def test_a_run_that_lives_is_not_replaced(name: str) -> None:
     assert os.WIFSTOPPED(status)
     try:
         for options in ((), ("--resume",), ("--force",), ("--force", "--limit", "4")):
-            refused = treeopt(*command, "-o", output, *options, status=3)
-            assert error_number(refused) == "E204"
-            assert f"is in use: process {run.pid} on " in refused.stderr
+            assert f"is in use: process {run.pid} on " in error_of("E204", *command, "-o", output, *options)
     finally:
         run.send_signal(signal.SIGCONT)
     _, errors = run.communicate()

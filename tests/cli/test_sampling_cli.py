@@ -11,7 +11,7 @@ import pytest
 import yaml
 from helpers import make_calibration, random_calibration, stretches
 from looped import looped
-from program import error_number, treeopt, treeopt_json
+from program import error_of, treeopt, treeopt_json
 from sampled_traces import of_drafter, sampled
 
 from treeopt.calibrate.results import CalibrationRun
@@ -61,9 +61,7 @@ def test_another_temperature_is_refused(command: tuple[str, ...], traces: Calibr
     """E220 names the temperature of the traces, and the command that makes others; nothing is written."""
     save_calibration(of_drafter(traces), "calibration.safetensors", overwrite=True)
     for asked, found in (("1.0", "temperature 0.7"), ("0", "temperature 0.7")):
-        result = treeopt(*command, "--temperature", asked, status=3)
-        assert error_number(result) == "E220"
-        assert found in result.stderr
+        assert found in error_of("E220", *command, "--temperature", asked)
     save_calibration(random_calibration(1), "calibration.safetensors", overwrite=True)
     assert "greedy texts" in treeopt("build", "--temperature", "0.7", status=3).stderr
     assert not list(Path().glob("*.yaml"))
@@ -108,13 +106,11 @@ def test_drafters_at_different_temperatures_are_not_compared() -> None:
     seconds = {1: 0.01, 8: 0.011}
     points = (LatencyPoint(n, 1, 512, s, s, s) for n, s in seconds.items())
     save_profile(LatencyProfile.from_points(points), "profile.yaml")
-    result = treeopt(
+    assert "different temperatures" in error_of(
+        "E221",
         *("build", "--drafter", "auto", "--profile", "profile.yaml"),
         *("--calibration", "calibration.safetensors", "--calibration", "other.safetensors"),
-        status=3,
     )
-    assert error_number(result) == "E221"
-    assert "different temperatures" in result.stderr
 
 
 def run_of(hashes: str) -> CalibrationRun:

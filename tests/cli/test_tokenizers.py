@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from looped import looped
-from program import error_number, treeopt
+from program import error_of, treeopt
 from tiny import chat_base, random_heads, tiny_base
 
 from treeopt.files.trees import save_tree
@@ -79,9 +79,7 @@ def swapped(vocab: dict[str, int]) -> None:
 
 def refused(line: tuple[str, ...], number: str, words: str) -> None:
     """One error with a number, and no file under the name of an output."""
-    result = treeopt(*line, "--model", "base", "--device", "cpu", "-q", status=3)
-    assert error_number(result) == number
-    assert words in result.stderr
+    assert words in error_of(number, *line, "--model", "base", "--device", "cpu", "-q")
     assert not [path for path in Path().glob("o*") if path.is_file()]
     assert not list(Path("out").glob("medusa_lm_head*"))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from looped import looped
-from program import error_number, treeopt, treeopt_json
+from program import error_number, error_of, treeopt, treeopt_json
 from safetensors import SafetensorError
 from tiny import chat_base, tiny_base
 
@@ -129,9 +129,9 @@ def test_wrong_input_exits_3(arguments: tuple[str, ...], number: str) -> None:
 
 def test_four_bits_need_cuda(chat: str) -> None:
     """A base in 4 bits on a CPU is E402: the environment's fault."""
-    result = treeopt("train", "--model", chat, "--data", "data.jsonl", *TINY, "--load-in-4bit", "-o", "heads", status=4)
-    assert error_number(result) == "E402"
-    assert "--load-in-4bit" in result.stderr
+    assert "--load-in-4bit" in error_of(
+        "E402", "train", "--model", chat, "--data", "data.jsonl", *TINY, "--load-in-4bit", "-o", "heads", status=4
+    )
 
 
 @looped("command", ["train", "distill"])
@@ -313,8 +313,7 @@ def test_adapter_mismatch(chat: str) -> None:
     few = ("--prompts", "data.jsonl", "--device", "cpu", "-o", "c.safetensors")
     for pair in (("--model", "pocket"), ("--heads", "one")):
         drafter = ("--drafter", "ngram") if pair[0] == "--model" else ()
-        result = treeopt("calibrate", *pair, *drafter, "--adapter", "heads/adapter", *few, status=3)
-        assert error_number(result) == "E214"
+        error_of("E214", "calibrate", *pair, *drafter, "--adapter", "heads/adapter", *few)
     assert not Path("c.safetensors").exists()
 
 
@@ -342,15 +341,12 @@ def test_stage_two_without_peft(chat: str, monkeypatch: pytest.MonkeyPatch) -> N
     """A missing peft is known before a model is loaded: exit status 4, with the command that installs it."""
     found = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None if name == "peft" else found(name, *more))
-    result = treeopt(*STAGE_TWO, "--model", chat, "-o", "out", status=4)
-    assert error_number(result) == "E401"
-    assert "pip install peft" in result.stderr
+    assert "pip install peft" in error_of("E401", *STAGE_TWO, "--model", chat, "-o", "out", status=4)
 
 
 def test_merged_folder_is_checked_first(chat: str) -> None:
     """A folder for merged weights that holds other files is refused before training."""
-    result = treeopt(*STAGE_TWO, "--model", chat, "--merge", chat, "-o", "out", status=3)
-    assert error_number(result) == "E204"
+    error_of("E204", *STAGE_TWO, "--model", chat, "--merge", chat, "-o", "out")
     assert not Path("out").exists()
 
 
@@ -388,9 +384,7 @@ def test_merge_with_inputs_or_output_in_its_folder(chat: str, line: tuple[str, .
         )
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     given = ("--data", "in/data.jsonl", "--model", "in/base", "-o", "out", "--force")
-    result = treeopt("train", "--stage", "2", *given, *line, status=3)
-    assert error_number(result) == "E204"
-    assert "the folder for the merged model" in result.stderr
+    assert "the folder for the merged model" in error_of("E204", "train", "--stage", "2", *given, *line)
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
@@ -407,10 +401,9 @@ def test_room_for_merged_weights_is_checked_first(chat: str, monkeypatch: pytest
 
     monkeypatch.setattr("shutil.disk_usage", usage)
     line = (*STAGE_TWO, "--model", chat, *TINY[:2], "--steps", "1", "--merge", "disk/merged", "-o", "out")
-    result = treeopt(*line, status=4)
-    assert error_number(result) == "E403"
-    assert "the merged model needs" in result.stderr
-    assert "with --merge" in result.stderr
+    result = error_of("E403", *line, status=4)
+    assert "the merged model needs" in result
+    assert "with --merge" in result
     assert not Path("out").exists()
     free = needed
     treeopt(*line)
