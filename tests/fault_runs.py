@@ -23,7 +23,6 @@ from treeopt.files.trees import save_tree
 from treeopt.models.head_files import save_heads
 from treeopt.tree import Tree
 
-ERRNOS = (errno.ENOSPC, errno.EACCES, errno.EIO)
 Files = dict[str, bytes]  # contents by name
 _BASE = ("--model", "base", "--device", "cpu")
 _TEXTS = (*_BASE, "--prompts", "prompts.jsonl", "--max-new-tokens", "6", "--batch-size", "2")

@@ -20,7 +20,7 @@ from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.budget import step_seconds
-from treeopt.optimize.build_job import Judgement, judge, split
+from treeopt.optimize.build_job import Judgement, judge
 from treeopt.optimize.curve import default_sizes
 from treeopt.optimize.mixtures import Tasks
 from treeopt.optimize.replay import replay
@@ -92,24 +92,6 @@ def test_build_prints_what_the_json_holds() -> None:
     assert "180 more prompts would halve that" in text
 
 
-def test_holdout_is_judged_by_plain_replay(calibration: Calibration) -> None:
-    """The tree is that of the first texts alone; the last ones are replayed once, beside the Medusa tree."""
-    data = treeopt_json("build", "--nodes", "16", "--holdout", "20", "-o", "t.yaml")
-    fitted, aside, _ = split(calibration, 20)
-    tree = load_tree("t.yaml")
-    assert tree == build_tree(fitted, 16)
-    medusa = build_tree(fitted, 16, values="independent", weights="uniform")
-    judged = data["judged"]
-    assert (judged["texts"], judged["dropped"]) == (20, 0)
-    assert judged["tokens_per_step"] == replay(tree, aside).tokens_per_step
-    assert judged["medusa_tokens_per_step"] == replay(medusa, aside).tokens_per_step
-    assert judged["interval"]["low"] < judged["tokens_per_step"] < judged["interval"]["high"]
-    assert judged["gain"]["low"] < judged["gain"]["high"]
-    text = treeopt("build", "--nodes", "16", "--holdout", "20").stdout
-    assert f"judged on 20 texts held out (0 that were also fitted dropped): {judged['tokens_per_step']:.4f}" in text
-    assert f"the Medusa tree on them: {judged['medusa_tokens_per_step']:.4f}" in text
-
-
 @pytest.mark.usefixtures("calibration")
 def test_tree_is_written_before_the_judgement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts set aside are read when the file is there already, and leave no trace in it."""
@@ -163,13 +145,6 @@ def test_mix_gives_one_tree_and_the_matrix(tasks: list[Calibration]) -> None:
     assert rows[0][1:] == ["one.safetensors", "two.safetensors"]
     assert [row[0] for row in rows[1:3]] == ["one.safetensors", "two.safetensors"]
     assert rows[1][1:] == [f"{tau:.3f}" for tau in found["tokens_per_step"][0]]
-
-
-def test_several_calibrations_are_mixed_by_their_tokens(tasks: list[Calibration]) -> None:
-    """Without --mix every text weighs alike."""
-    shares = treeopt_json("build", *BOTH, "--nodes", "12")["tasks"]["shares"]
-    positions = [task.positions for task in tasks]
-    assert shares == pytest.approx([count / sum(positions) for count in positions])
 
 
 def test_robust_keeps_the_worst_task_up(tasks: list[Calibration]) -> None:

@@ -22,7 +22,6 @@ from treeopt.cli.console import Console
 from treeopt.files.calibrations import load_calibration
 from treeopt.models.base import load_base
 from treeopt.models.head_files import load_heads
-from treeopt.train import talks as talks_module
 from treeopt.train import trainer as trainer_module
 from treeopt.train.settings import JointSettings, Settings
 
@@ -191,31 +190,6 @@ def test_train_interrupted_and_resumed(chat: str, monkeypatch: pytest.MonkeyPatc
     treeopt(*arguments, "-o", "unbroken")
     name = "medusa_lm_head.safetensors"
     assert (Path("heads") / name).read_bytes() == (Path("unbroken") / name).read_bytes()
-
-
-def test_distill_interrupted_and_resumed(chat: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the second batch names the unfinished file; --resume ends with the bytes of an unbroken run."""
-    rows = [{"instruction": f"w{i}"} for i in range(1, 6)]
-    Path("p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    arguments = ("distill", "--model", chat, "--prompts", "p.jsonl", "--batch-size", "2", "--device", "cpu")
-    whole, calls = talks_module.continue_texts, []
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return whole(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(talks_module, "continue_texts", interrupted)
-        result = treeopt(*arguments, "-o", "t.jsonl", status=1)
-    assert "--resume" in result.stderr
-    assert "t.jsonl.partial" in result.stderr
-    assert len(list(Path("t.jsonl.partial").glob("rows-*"))) == 1
-    assert error_number(treeopt(*arguments, "-o", "t.jsonl", status=3)) == "E202"
-    treeopt(*arguments, "--resume", "-o", "t.jsonl")
-    treeopt(*arguments, "-o", "unbroken.jsonl")
-    assert Path("t.jsonl").read_bytes() == Path("unbroken.jsonl").read_bytes()
 
 
 def test_only_the_first_process_speaks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,12 +62,6 @@ def test_sample_json_is_the_same_for_equal_seeds() -> None:
     assert untimed(treeopt_json(*SAMPLE, "--top-k", "30", "--top-p", "0.9")) == untimed(data)
 
 
-def test_sample_without_draws_tests_nothing() -> None:
-    """--draws 0 leaves losslessness open."""
-    data = treeopt_json(*SAMPLE[:-1], "0")
-    assert (data["lossless"], data["p_value"], data["tests"]) == (None, None, [])
-
-
 def test_sample_with_another_distribution_exits_5(monkeypatch: pytest.MonkeyPatch) -> None:
     """E501 with the prompt and both p-values, after the report."""
     compare = module.compare_texts
@@ -147,18 +141,6 @@ def test_json_of_all_rules_has_the_same_names(tmp_path: Path) -> None:
     judged = {"failures", "differing", "judged", "differences"}
     assert greedy.keys() - sample.keys() == {*judged, "prediction_misses"}
     assert greedy.keys() - typical.keys() == judged
-
-
-def test_typical_keeps_the_minimum_of_tokens_per_step() -> None:
-    """--min-tokens-per-step works under every rule."""
-    assert error_number_after_report("--min-tokens-per-step", "9") == "E505"
-
-
-def error_number_after_report(*options: str) -> str:
-    """The number of the error of a run that printed its report."""
-    result = treeopt(*TYPICAL, *options, status=6)
-    assert "tokens per step" in result.stdout
-    return result.stderr.split("error[")[1][:4]
 
 
 @pytest.mark.usefixtures("unloaded")

@@ -43,7 +43,7 @@ NOT_STORED = {
 }
 PREFIX = "TREEOPT_"  # of environment variables
 # Variables of tests and the Makefile.
-PROJECT_VARIABLES = {f"{PREFIX}{name}" for name in ("SHARED", "CHAT_MODEL", "SITE", "SEEDS", "CASES")}
+PROJECT_VARIABLES = {f"{PREFIX}{name}" for name in ("SHARED", "CHAT_MODEL", "SITE", "SEEDS")}
 # Options in files of 0.1 -> their present names; `top-k` of build and curve was a number of ranks.
 RENAMED = {
     **{"batch": "batch-size", "texts": "test-limit", "to": "for", "drafts": "chain-length", "compare": "measured"},
