@@ -42,7 +42,9 @@ def test_merge_writes_the_calibration() -> None:
 
 def test_wrong_shards_are_named() -> None:
     """A missing shard is E224 with its command; one given twice, and one beside a calibration, are named."""
-    result = error_of("E224", "merge", write(1, 4), write(3, 4), "-o", "out.safetensors")
+    result = error_of(
+        "E224", "merge", write(1, 4, "a.safetensors"), write(3, 4, "b.safetensors"), "-o", "out.safetensors"
+    )
     assert "0/4, 2/4 are missing" in result
     assert "--shard 0/4" in result
     assert not Path("out.safetensors").exists()
@@ -51,7 +53,7 @@ def test_wrong_shards_are_named() -> None:
     )
     assert error_number(treeopt("merge", "0.safetensors", "0.safetensors", "1.safetensors", status=3)) == "E224"
     save_calibration(stretches(1), "whole.safetensors")
-    assert "merge all shards of the run first" in error_of("E224", "merge", write(0, 2), "whole.safetensors")
+    assert "merge all shards of the run first" in error_of("E224", "merge", "0.safetensors", "whole.safetensors")
 
 
 @looped(
