@@ -36,7 +36,8 @@ _DISK_FULL_MESSAGES = (
     *("inline_container", "PytorchStreamWriter", "iostream error"),
 )
 
-
+# Number -> exit status, where it is not EXIT_ENVIRONMENT for E4xx and EXIT_INPUT for others.
+_STATUSES = {"E301": EXIT_ENVIRONMENT, "E501": EXIT_NOT_LOSSLESS, "E505": EXIT_BELOW, "E506": EXIT_BELOW}
 # Number -> what to do, where a message has no remedy of its own.
 _FIXES = {
     "E101": "build again with a smaller --max-depth, or use heads with as many levels",
@@ -89,64 +90,54 @@ _FIXES = {
 class Code(enum.Enum):
     """Number, exit status, the rule that is broken, and what to do."""
 
-    TREE_TOO_DEEP = (
-        "E101",
-        EXIT_INPUT,
-        "depth d is drafted by head d, so a tree is at most as deep as there are heads",
-    )
-    RANK_TOO_LARGE = ("E102", EXIT_INPUT, "a path contains ranks that were not measured")
-    TREE_INVALID = ("E103", EXIT_INPUT, "a tree is a prefix-closed set of distinct paths of ranks from 0")
-    TREE_UNKNOWN = ("E104", EXIT_INPUT, "a tree is a file of YAML or of a list of paths, or a name from `treeopt list`")
-    TREE_NOT_EXPORTABLE = ("E105", EXIT_INPUT, "the layout cannot represent this tree")
-    PATH_UNKNOWN = ("E106", EXIT_INPUT, "a path is explained by the values in its tree's file, or by traces")
-    LABEL_UNKNOWN = ("E107", EXIT_INPUT, "a picture has labels that its tree or its step has")
-    FILE_MISSING = ("E201", EXIT_INPUT, "a file or folder does not exist")
-    FILE_EXISTS = ("E202", EXIT_INPUT, "files that took long to make are overwritten only with --force")
-    FILE_INVALID = ("E203", EXIT_INPUT, "a file does not follow its schema")
-    FILE_UNWRITABLE = ("E204", EXIT_INPUT, "the output cannot be written")
-    RESUME_INVALID = ("E205", EXIT_INPUT, "a run is resumed with the settings and data that it was started with")
-    ENGINE_FILE_INVALID = ("E206", EXIT_INPUT, "a tree of an engine is read only where all parts of its file agree")
-    INPUT_CHANGED = ("E207", EXIT_INPUT, "a file is made again, and compared, from the inputs that it was made from")
-    PICKLE_REFUSED = ("E210", EXIT_INPUT, "only plain tensors are read from .pt files (weights_only=True)")
-    HEADS_INVALID = ("E211", EXIT_INPUT, "a heads checkpoint does not have the Medusa layout")
-    HEADS_MISMATCH = ("E212", EXIT_INPUT, "the heads do not fit this base model")
-    HEADS_NOT_EXPORTABLE = ("E215", EXIT_INPUT, "the layout cannot represent these heads")
-    DRAFT_MISMATCH = ("E213", EXIT_INPUT, "a draft model has the base's tokenizer")
-    ADAPTER_MISMATCH = ("E214", EXIT_INPUT, "an adapter belongs to the base and the heads that it was trained with")
-    CALIBRATION_INVALID = ("E220", EXIT_INPUT, "the values of a calibration are inconsistent")
-    CALIBRATION_MISMATCH = (
-        "E221",
-        EXIT_INPUT,
-        "ranks of different models, heads, drafters or settings cannot be merged",
-    )
-    DRAFTER_INVALID = ("E222", EXIT_INPUT, "the values of a drafter are inconsistent")
-    DRAFTER_MISMATCH = ("E223", EXIT_INPUT, "traces and trees are valid for the drafter that they were made with")
-    SHARDS_INCOMPLETE = ("E224", EXIT_INPUT, "all shards of one run are merged, each once")
-    PROFILE_INVALID = ("E230", EXIT_INPUT, "a latency profile has positive seconds, one value for each size")
-    PLAN_INVALID = ("E240", EXIT_INPUT, "the hardware model takes known shapes and devices, and positive numbers")
-    HUB_UNREACHABLE = ("E301", EXIT_ENVIRONMENT, "not on this machine, and the hub cannot be reached")
-    PROMPTS_INVALID = ("E302", EXIT_INPUT, "prompts need `messages`, `turns`, `instruction`, `prompt` or `text`")
-    PROMPTS_EMPTY = ("E303", EXIT_INPUT, "there is no prompt to run")
-    MODEL_INVALID = ("E304", EXIT_INPUT, "the model cannot be loaded")
-    PROGRAM_MISSING = ("E401", EXIT_ENVIRONMENT, "a required program or package is not installed")
-    OUT_OF_MEMORY = ("E403", EXIT_ENVIRONMENT, "this machine has too little memory or disk space")
-    SYSTEM_REFUSED = ("E404", EXIT_ENVIRONMENT, "the operating system refused to read or write something")
-    PROCESS_ENDED = ("E405", EXIT_ENVIRONMENT, "a run of several processes ends with the first of them that fails")
-    PROCESSES_DIFFER = ("E406", EXIT_ENVIRONMENT, "all processes of a run have one setting and share one folder")
-    DEVICE_UNUSABLE = ("E402", EXIT_ENVIRONMENT, "the device cannot be used on this machine")
-    NOT_LOSSLESS = ("E501", EXIT_NOT_LOSSLESS, "tree decoding must give the text of greedy decoding")
-    NOT_REPRODUCED = ("E506", EXIT_BELOW, "on one machine a file is made again with the same bytes, but for seconds")
-    BELOW_THRESHOLD = ("E505", EXIT_BELOW, "a metric is below its minimum")
-    NO_TREES = ("E502", EXIT_INPUT, "this model cannot verify a tree in one forward pass")
-    CONTEXT_FULL = ("E503", EXIT_INPUT, "prompt and new tokens must fit into the model's context")
-    NOT_FINITE = ("E504", EXIT_INPUT, "outputs of a model or its heads are not finite")
-    GENERATE_UNSUPPORTED = ("E510", EXIT_INPUT, "tree_generate supports greedy search and sampling")
+    TREE_TOO_DEEP = "E101", "depth d is drafted by head d, so a tree is at most as deep as there are heads"
+    RANK_TOO_LARGE = "E102", "a path contains ranks that were not measured"
+    TREE_INVALID = "E103", "a tree is a prefix-closed set of distinct paths of ranks from 0"
+    TREE_UNKNOWN = "E104", "a tree is a file of YAML or of a list of paths, or a name from `treeopt list`"
+    TREE_NOT_EXPORTABLE = "E105", "the layout cannot represent this tree"
+    PATH_UNKNOWN = "E106", "a path is explained by the values in its tree's file, or by traces"
+    LABEL_UNKNOWN = "E107", "a picture has labels that its tree or its step has"
+    FILE_MISSING = "E201", "a file or folder does not exist"
+    FILE_EXISTS = "E202", "files that took long to make are overwritten only with --force"
+    FILE_INVALID = "E203", "a file does not follow its schema"
+    FILE_UNWRITABLE = "E204", "the output cannot be written"
+    RESUME_INVALID = "E205", "a run is resumed with the settings and data that it was started with"
+    ENGINE_FILE_INVALID = "E206", "a tree of an engine is read only where all parts of its file agree"
+    INPUT_CHANGED = "E207", "a file is made again, and compared, from the inputs that it was made from"
+    PICKLE_REFUSED = "E210", "only plain tensors are read from .pt files (weights_only=True)"
+    HEADS_INVALID = "E211", "a heads checkpoint does not have the Medusa layout"
+    HEADS_MISMATCH = "E212", "the heads do not fit this base model"
+    HEADS_NOT_EXPORTABLE = "E215", "the layout cannot represent these heads"
+    DRAFT_MISMATCH = "E213", "a draft model has the base's tokenizer"
+    ADAPTER_MISMATCH = "E214", "an adapter belongs to the base and the heads that it was trained with"
+    CALIBRATION_INVALID = "E220", "the values of a calibration are inconsistent"
+    CALIBRATION_MISMATCH = "E221", "ranks of different models, heads, drafters or settings cannot be merged"
+    DRAFTER_INVALID = "E222", "the values of a drafter are inconsistent"
+    DRAFTER_MISMATCH = "E223", "traces and trees are valid for the drafter that they were made with"
+    SHARDS_INCOMPLETE = "E224", "all shards of one run are merged, each once"
+    PROFILE_INVALID = "E230", "a latency profile has positive seconds, one value for each size"
+    PLAN_INVALID = "E240", "the hardware model takes known shapes and devices, and positive numbers"
+    HUB_UNREACHABLE = "E301", "not on this machine, and the hub cannot be reached"
+    PROMPTS_INVALID = "E302", "prompts need `messages`, `turns`, `instruction`, `prompt` or `text`"
+    PROMPTS_EMPTY = "E303", "there is no prompt to run"
+    MODEL_INVALID = "E304", "the model cannot be loaded"
+    PROGRAM_MISSING = "E401", "a required program or package is not installed"
+    OUT_OF_MEMORY = "E403", "this machine has too little memory or disk space"
+    SYSTEM_REFUSED = "E404", "the operating system refused to read or write something"
+    PROCESS_ENDED = "E405", "a run of several processes ends with the first of them that fails"
+    PROCESSES_DIFFER = "E406", "all processes of a run have one setting and share one folder"
+    DEVICE_UNUSABLE = "E402", "the device cannot be used on this machine"
+    NOT_LOSSLESS = "E501", "tree decoding must give the text of greedy decoding"
+    NOT_REPRODUCED = "E506", "on one machine a file is made again with the same bytes, but for seconds"
+    BELOW_THRESHOLD = "E505", "a metric is below its minimum"
+    NO_TREES = "E502", "this model cannot verify a tree in one forward pass"
+    CONTEXT_FULL = "E503", "prompt and new tokens must fit into the model's context"
+    NOT_FINITE = "E504", "outputs of a model or its heads are not finite"
+    GENERATE_UNSUPPORTED = "E510", "tree_generate supports greedy search and sampling"
 
-    def __init__(self, number: str, exit_status: int, rule: str) -> None:
-        self.number = number
-        self.exit_status = exit_status
-        self.rule = rule
-        self.fix = _FIXES[number]
+    def __init__(self, number: str, rule: str) -> None:
+        self.number, self.rule, self.fix = number, rule, _FIXES[number]
+        self.exit_status = _STATUSES.get(number, EXIT_ENVIRONMENT if number.startswith("E4") else EXIT_INPUT)
 
     @property
     def cause(self) -> str:

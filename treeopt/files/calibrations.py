@@ -14,7 +14,7 @@ from pydantic import AliasChoices, Field
 from treeopt.calibration import Calibration, Provenance
 from treeopt.defaults import CALIBRATION_FILE
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.strict_yaml import Schema, reading
+from treeopt.files.strict_yaml import Schema, of_json, reading
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.traces import StepTraces, TargetTraces
 
@@ -24,28 +24,13 @@ _PROBABILITY, _PLACES = "target_probability", "target_places"
 _OLD_NAMES = {"orders": "node_rank", "mass": "expected_tokens"}  # arrays in files written by 0.x
 
 
-class ProvenanceHeader(Schema):
-    """`treeopt.calibration.Provenance` in a file."""
-
-    model: str
-    model_id: str
-    heads: str
-    heads_id: str
-    settings: dict[str, Any]
-    prompts: dict[str, str]
-    made_by: dict[str, Any]
-    drafter_id: str = ""
-    drafter: str = ""
-    configuration: dict[str, dict[str, Any]] = Field(default_factory=dict)
-
-
 class Contents(Schema):
     """The traces' part of a header. Files written by 0.x have the key `kept` for `top_k`."""
 
     top_k: int = Field(validation_alias=AliasChoices("top_k", "kept"))
-    prompt_ids: list[str]
-    token_hashes: list[str]
-    provenance: ProvenanceHeader
+    prompt_ids: tuple[str, ...]
+    token_hashes: tuple[str, ...]
+    provenance: Provenance
 
 
 class CalibrationHeader(Contents):
@@ -99,22 +84,23 @@ def load_calibration(path: str | os.PathLike[str] = CALIBRATION_FILE) -> Calibra
         )
     arrays, found = read_arrays(path, SCHEMA)
     with reading(path, "calibration"):
-        return calibration_from(arrays, CalibrationHeader.model_validate(found), path)
+        return calibration_from(arrays, of_json(CalibrationHeader, found), path)
 
 
 def calibration_from(stored: dict[str, NDArray[Any]], header: Contents, path: str | os.PathLike[str]) -> Calibration:
     """The calibration of arrays and a header that were read from a path; errors are those of `reading`."""
     arrays = {_OLD_NAMES.get(name, name): array for name, array in stored.items()}
-    provenance = header.provenance.model_dump()
-    if header.provenance.drafter:
-        provenance["drafter"] = os.path.normpath(Path(path).parent / header.provenance.drafter)
+    provenance = header.provenance
+    if provenance.drafter:
+        file = os.path.normpath(Path(path).parent / provenance.drafter)
+        provenance = dataclasses.replace(provenance, drafter=file)
     return Calibration(
         ranks=arrays["ranks"],
         offsets=arrays["offsets"].astype(np.int64, casting="equiv"),
-        prompt_ids=tuple(header.prompt_ids),
-        token_hashes=tuple(header.token_hashes),
+        prompt_ids=header.prompt_ids,
+        token_hashes=header.token_hashes,
         top_k=header.top_k,
-        provenance=Provenance(**provenance),
+        provenance=provenance,
         steps=StepTraces(**{name: arrays[name] for name in _STEPS}) if set(_STEPS) & arrays.keys() else None,
         target=TargetTraces(arrays[_PROBABILITY], arrays.get(_PLACES)) if _PROBABILITY in arrays else None,
     )

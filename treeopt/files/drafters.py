@@ -4,72 +4,54 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from treeopt.defaults import HEADS, HEADS_NGRAM
 from treeopt.drafter import Drafter, Level
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.strict_yaml import Schema, reading
+from treeopt.files.strict_yaml import Schema, of_json, reading
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.ngram_table import NgramTable
-from treeopt.policy import Plan, PolicyExpected, TreePolicy
-from treeopt.tree import Expected, Tree
+from treeopt.policy import Plan, TreePolicy
+from treeopt.tree import Tree
 
 SCHEMA = "treeopt.drafter/1"
-_MAX_PATHS = 1 << 16  # of a recommended tree
 _NAMES_OF_0: dict[str | bytes, str] = {"plain": HEADS, "corrected": HEADS_NGRAM}  # values of --drafter in 0.x
-
-
-class LevelHeader(Schema):
-    """`treeopt.drafter.Level` in a file; the second name of a key is that of files written by 0.x."""
-
-    head: float
-    prior: float
-    ngram: float = Field(validation_alias=AliasChoices("ngram", "transition"))
-    prompt_lookup: list[float] = Field(validation_alias=AliasChoices("prompt_lookup", "copied"))
-    other_logit: float = Field(validation_alias=AliasChoices("other_logit", "outside"))
-    calibration_map: list[list[float]] = Field(validation_alias=AliasChoices("calibration_map", "odds"))
-    cache: list[float] = Field(default_factory=lambda: list(Level().cache))
-
-
-class TreeHeader(Schema):
-    """The recommended tree in a file."""
-
-    kind: Literal["static"]
-    paths: list[list[int]] = Field(max_length=_MAX_PATHS)
-    values: list[float] | None = None
-    expected: dict[str, float | int | None] | None
-
-
-class PolicyHeader(Schema):
-    """The recommended policy in a file."""
-
-    kind: Literal["dynamic"]
-    nodes: int
-    depth: int
-    size_cost: list[Annotated[list[int | float], Field(min_length=2, max_length=2)]]
-    expected: dict[str, float | None] | None
+_KEYS_OF_0 = {
+    "seen": "num_tokens",
+    "transition": "ngram",
+    "copied": "prompt_lookup",
+    "outside": "other_logit",
+    "odds": "calibration_map",
+}  # in files written by 0.x
+_MAX_PATHS = 1 << 16  # of a recommended tree
+_KINDS = {"static": Tree, "dynamic": TreePolicy}
 
 
 class DrafterHeader(Schema):
-    """The header of a drafter file. Files written by 0.x have the key `seen` for `num_tokens`."""
+    """The header of a drafter file; its plan has the fields of `Tree` or `TreePolicy`."""
 
     schema_name: Literal["treeopt.drafter/1"] = Field(alias="schema")
     num_heads: int
     top: int
     window: int
-    num_tokens: int | None = Field(validation_alias=AliasChoices("num_tokens", "seen"))
+    num_tokens: int | None
     cache_prior: float = 1.0
     voted: int = 0
     lm_head_levels: int = 0
     top_logprobs: int = 0
     draft: str = ""
-    levels: list[LevelHeader]
-    plan: Annotated[TreeHeader | PolicyHeader, Field(discriminator="kind")] | None = None
+    levels: tuple[Level, ...]
+    plan: dict[str, Any] | None = None
     source: dict[str, Any]
     id: str
+
+
+class _Plan(Schema):
+    plan: Tree | TreePolicy
 
 
 def save_drafter(drafter: Drafter, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -116,53 +98,36 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
         )
     arrays, found = read_arrays(path, SCHEMA)
     with reading(path, "drafter"):
-        header = DrafterHeader.model_validate(found)
+        found = _renamed(found) | {"levels": [_renamed(level) for level in found["levels"]]}
+        header = of_json(DrafterHeader, found)
         table = NgramTable(**arrays, num_tokens=header.num_tokens) if header.num_tokens is not None else None
-        drafter = Drafter(
-            tuple(_level(level) for level in header.levels),
-            header.num_heads,
-            header.top,
-            header.window,
-            table,
-            header.source,
-            header.cache_prior,
-            header.voted,
-            header.lm_head_levels,
-            header.top_logprobs,
-            header.draft,
-        )
-        drafter = dataclasses.replace(drafter, plan=_plan(header.plan, drafter.id, path))
+        fields = header.model_dump(exclude={"schema_name", "levels", "plan", "num_tokens", "id"})
+        drafter = Drafter(header.levels, ngram_table=table, **fields)
+        if header.plan is not None:
+            drafter = dataclasses.replace(drafter, plan=_plan(header.plan, drafter.id, path))
     if drafter.id != header.id:
         raise TreeoptError(Code.FILE_INVALID, f"{path} was changed since it was written: its hash differs")
     return drafter
 
 
-def _level(level: LevelHeader) -> Level:
-    pairs = tuple((float(a), float(b)) for a, b in level.calibration_map)
-    lookup, cache = tuple(level.prompt_lookup), tuple(level.cache)
-    return Level(level.head, level.prior, level.ngram, lookup, level.other_logit, pairs, cache)
+def _renamed(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {_KEYS_OF_0.get(name, name): value for name, value in dict(found).items()}
 
 
 def _plan_header(plan: Plan) -> dict[str, Any]:
-    expected = None if plan.expected is None else dataclasses.asdict(plan.expected)
-    if isinstance(plan, Tree):
-        paths, values = [list(path) for path in plan.paths], None if plan.values is None else list(plan.values)
-        return {"kind": "static", "paths": paths, "values": values, "expected": expected}
-    sizes = [list(pair) for pair in plan.size_cost]
-    return {"kind": "dynamic", "nodes": plan.nodes, "depth": plan.depth, "size_cost": sizes, "expected": expected}
+    kept = "paths", "values", "nodes", "depth", "size_cost", "expected"
+    kind = "static" if isinstance(plan, Tree) else "dynamic"
+    return {"kind": kind, **{name: value for name, value in dataclasses.asdict(plan).items() if name in kept}}
 
 
-def _plan(header: TreeHeader | PolicyHeader | None, drafter_id: str, path: str | os.PathLike[str]) -> Plan | None:
+def _plan(given: Mapping[str, Any], drafter_id: str, path: str | os.PathLike[str]) -> Plan:
     """The plan of a drafter that was read from `path`."""
-    if header is None:
-        return None
+    fields = {name: value for name, value in given.items() if name != "kind"}
+    if len(fields.get("paths") or ()) > _MAX_PATHS:
+        raise ValueError(f"its plan has more than {_MAX_PATHS:,} paths")
     source = {"drafter": os.fspath(path)}
-    given: dict[str, Any] = header.expected or {}
-    if isinstance(header, TreeHeader):
-        expected = Expected(**given) if given else None
-        return Tree.from_paths(header.paths, header.values, drafter=drafter_id, expected=expected, source=source)
-    if not all(isinstance(size, int) for size, _ in header.size_cost):
-        raise ValueError("the sizes in size_cost are not integers")
-    sizes = tuple((int(size), float(cost)) for size, cost in header.size_cost)
-    found = PolicyExpected(**given) if given else None
-    return TreePolicy(header.nodes, header.depth, drafter_id, sizes, expected=found, source=source)
+    added = {"expected": fields.get("expected") or None, "drafter": drafter_id, "source": source}
+    plan = of_json(_Plan, {"plan": {**fields, **added}}).plan
+    if not isinstance(plan, _KINDS[given["kind"]]):
+        raise ValueError(f"its plan is not {given['kind']}")
+    return plan

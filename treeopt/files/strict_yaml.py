@@ -155,6 +155,11 @@ class Schema(BaseModel):
 S = TypeVar("S", bound=Schema)
 
 
+def of_json(schema: type[S], data: Any) -> S:
+    """Data of JSON by a schema that has dataclasses and tuples, which objects and lists become."""
+    return schema.model_validate_json(json.dumps(data))
+
+
 def check(document: Document, schema: type[S], name: str) -> S:
     """The document as a record of `schema`; E203 with every fault (at most 10) and its place."""
     data = document.data

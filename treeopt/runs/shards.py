@@ -12,7 +12,7 @@ from pydantic import Field
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import Contents, calibration_from, content_of
 from treeopt.files.configurations import KEY
-from treeopt.files.strict_yaml import Schema, reading
+from treeopt.files.strict_yaml import Schema, of_json, reading
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.runs.work import ROWS, Chunk, chunk_name, rows_fault
 
@@ -149,7 +149,7 @@ def save_shard(part: CalibrationShard, path: str | os.PathLike[str], *, overwrit
 def load_shard(path: str | os.PathLike[str]) -> CalibrationShard:
     arrays, found = read_arrays(path, SCHEMA)
     with reading(path, "shard of a calibration"):
-        header = _ShardHeader.model_validate(found)
+        header = of_json(_ShardHeader, found)
         return CalibrationShard(
             calibration=calibration_from(arrays, header, path),
             shard=Shard(header.shard, header.shards),
@@ -180,7 +180,7 @@ def save_answers(part: AnswerShard, path: str | os.PathLike[str], *, overwrite: 
 def load_answers(path: str | os.PathLike[str]) -> AnswerShard:
     arrays, found = read_arrays(path, ANSWERS_SCHEMA)
     with reading(path, "shard of answers"):
-        header = _AnswerHeader.model_validate(found)
+        header = of_json(_AnswerHeader, found)
         chunks = {name: ({key: arrays[f"{name}/{key}"] for key in ROWS}, data) for name, data in header.chunks.items()}
         fault = next(filter(None, (rows_fault(rows) for rows, _ in chunks.values())), "")
         if fault:
