@@ -22,19 +22,19 @@ beside them, `NAME.treeopt.yaml`, holds it with the SHA-256 of its file, so that
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import write_text
-from treeopt.files.read import MAX_HEADER, MOST_SETTINGS, parse_json, read_bytes, read_head, sha256_of
+from treeopt.files.read import MOST_SETTINGS, header_of, parse_json, read_bytes, read_head, sha256_of
 
 if TYPE_CHECKING:
     from treeopt.files.strict_yaml import Document, Where
@@ -63,39 +63,29 @@ def read_configuration(path: str | os.PathLike[str]) -> tuple[Document, Where]:
     file = Path(path)
     if not file.exists():
         raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}", at=f"--config {path}")
-    try:
-        noted = None if file.is_dir() else _noted(file)
-    except TreeoptError:  # a note of an earlier file of this name may be beside one that needs none
-        stored_in_file = _in_file(file)
-        if stored_in_file is None:
-            raise
-        return stored_in_file
-    stored = _stored(file) if noted is None else noted
-    if stored is not None:
-        return strict_yaml.Document(file, stored, {}), ()
-    document = strict_yaml.load(file)
-    data = document.data
-    if not isinstance(data, dict):
+    if not file.is_dir() and note_of(file).is_file():
+        with contextlib.suppress(TreeoptError):  # the note of an earlier file of this name may be beside it
+            document, place = _own(file)
+            if place is not None:
+                return document, place
+        return strict_yaml.Document(file, _noted(file), {}), ()
+    document, place = _own(file)
+    if not isinstance(document.data, dict):
         raise TreeoptError(Code.FILE_INVALID, f"{path} is no mapping", at=document.at(()), fix=_FIX)
-    place = _place(data)
-    if place is None and "schema" in data:
+    if place is None and "schema" in document.data:
         raise _none_stored(file)
     return document, place or ()
 
 
-def _in_file(file: Path) -> tuple[Document, Where] | None:
-    """The configuration that a file stores in itself, and its place; None where it stores none."""
+def _own(file: Path) -> tuple[Document, Where | None]:
+    """The document in a file, and the place of the configuration that it stores; None where it stores none."""
     from treeopt.files import strict_yaml
 
-    try:
-        stored = _stored(file)
-        if stored is not None:
-            return strict_yaml.Document(file, stored, {}), ()
-        document = strict_yaml.load(file)
-    except TreeoptError:
-        return None
-    place = _place(document.data)
-    return None if place is None else (document, place)
+    stored = _stored(file)
+    if stored is not None:
+        return strict_yaml.Document(file, stored, {}), ()
+    document = strict_yaml.load(file)
+    return document, _place(document.data)
 
 
 def _place(data: Any) -> Where | None:
@@ -177,21 +167,18 @@ def write_note(path: str | os.PathLike[str], configuration: Configuration) -> No
     write_text(note_of(path), "\n".join(lines) + "\n" + configuration_yaml(configuration, "  "))
 
 
-def _noted(path: Path) -> dict[str, Any] | None:
-    """The configuration in the note of a file; None without one, E203 where it is of other content."""
+def _noted(path: Path) -> dict[str, Any]:
+    """The configuration in the note of a file; E203 where it is of other content."""
     from treeopt.files import strict_yaml
 
     note = note_of(path)
-    if not note.is_file():
-        return None
     data = strict_yaml.load(note).data
     if not isinstance(data, dict) or data.get("schema") != _NOTE_SCHEMA or not isinstance(data.get(KEY), dict):
         raise TreeoptError(Code.FILE_INVALID, f"{note} is not a note of treeopt", at=str(note), fix="remove it")
     if data.get("sha256") != sha256_of(path):
         what = f"{path} was changed, or is another file, since {note.name} was written beside it"
         raise TreeoptError(Code.FILE_INVALID, what, at=str(note), fix=f"restore {path}, or remove the note")
-    found: dict[str, Any] = data[KEY]
-    return found
+    return dict(data[KEY])
 
 
 def comment_of(configuration: Configuration) -> str:
@@ -240,17 +227,13 @@ def _stored(path: Path) -> dict[str, Any] | None:
         if start.startswith(_PICTURES):
             text = _comment(read_bytes(path, _MOST_READ))
             return None if text is None else _json(text.encode())
-        length = int.from_bytes(start[:8], "little")
-        if start[8:9] != b"{" or length > MAX_HEADER:
+        if (header := header_of(path)) is None:
             return None
-        header = _json(read_head(path, 8 + length)[8:])
-        metadata = header.get("__metadata__")
-        header = _json(str(metadata.get("treeopt")).encode(errors="replace")) if isinstance(metadata, dict) else {}
-    for place in _HEADER_PARTS:
-        found = _part(_part(header, place), (KEY,))
-        if isinstance(found, dict):
-            return found
-    raise _none_stored(path)
+    place = _place(header)
+    if place is None:
+        raise _none_stored(path)
+    found: dict[str, Any] = _part(header, place)
+    return found
 
 
 def _comment(raw: bytes) -> str | None:
@@ -290,7 +273,7 @@ def decimal(value: float) -> str:
 _running: ContextVar[Configuration | None] = ContextVar("running", default=None)
 
 
-@contextmanager
+@contextlib.contextmanager
 def storing(configuration: Configuration) -> Iterator[None]:
     """Context in which heads, adapters and merged models are written with the configuration of a command."""
     before = _running.set(configuration)

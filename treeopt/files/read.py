@@ -22,6 +22,7 @@ from treeopt.errors import Code, TreeoptError
 MOST_BYTES = 1 << 34  # of a file of arrays; a calibration of 100,000,000 tokens and four heads has less
 MOST_TEXT = 1 << 31  # of a file of prompts or training texts
 MOST_SETTINGS = 1 << 25  # of a config, a note or an index of weights; the index of a model of 671 B weights has 2^23
+HEADER_KEY = "treeopt"  # of the one entry in the metadata of a safetensors file
 MAX_HEADER = 100_000_000  # bytes of a safetensors header, as in the format's own reader
 _MOST_PIPED = 1 << 26  # of a pipe or device, whose size is not known before it is read
 _LARGE = 1 << 28  # files of this size or more are compared with the free memory
@@ -67,6 +68,25 @@ def read_start(path: str | os.PathLike[str], most: int) -> tuple[bytes, int]:
         return raw, max(len(raw), state.st_size)
     finally:
         os.close(handle)
+
+
+def header_of(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """treeopt's header in a safetensors file, as `header_in` gives it; None for a folder and a pipe."""
+    if not is_regular(path):
+        return None
+    length = int.from_bytes(read_head(path, 8), "little")
+    return header_in(read_head(path, 8 + length)) if length <= MAX_HEADER else None
+
+
+def header_in(raw: bytes) -> dict[str, Any] | None:
+    """treeopt's header in the first bytes of a safetensors file: empty where it has none, None for another format."""
+    length = int.from_bytes(raw[:8], "little")
+    if raw[8:9] != b"{" or not 2 <= length <= MAX_HEADER:
+        return None
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        found = parse_json(json.loads(raw[8 : 8 + length])["__metadata__"][HEADER_KEY])
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def sha256_of(path: str | os.PathLike[str]) -> str:

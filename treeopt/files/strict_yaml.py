@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.read import MAX_HEADER, is_regular, read_bytes, read_start, unreadable
+from treeopt.files.read import header_in, header_of, read_bytes, read_start, unreadable
 from treeopt.tree import MAX_FAULTS
 
 MAX_BYTES = 8 * 1024 * 1024  # about 200,000 paths of a tree
@@ -254,11 +254,7 @@ def read_text(path: Path, formats: str) -> bytes:
 
 def schema_of(path: Path) -> str:
     """The schema of a safetensors file of treeopt; empty for any other file, a folder and a pipe."""
-    if not is_regular(path):
-        return ""
-    with path.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        return _schema(stream.read(length)) if length <= MAX_HEADER else ""
+    return str((header_of(path) or {}).get("schema", ""))
 
 
 def refusal(path: Path, what: str, formats: str, *, at: str = "", fix: str = "") -> TreeoptError:
@@ -268,15 +264,7 @@ def refusal(path: Path, what: str, formats: str, *, at: str = "", fix: str = "")
 
 def _binary_kind(raw: bytes) -> tuple[str, str]:
     """The kind of the bytes and, for a file of treeopt, its use; empty where they may be text."""
-    length = int.from_bytes(raw[:8], "little")
-    if raw[8:9] == b"{" and 2 <= length <= MAX_HEADER:
-        return OURS.get(_schema(raw[8 : 8 + length]), ("a safetensors file", ""))
+    header = header_in(raw)
+    if header is not None:
+        return OURS.get(str(header.get("schema")), ("a safetensors file", ""))
     return next(((kind, "") for magic, kind in _MAGIC if raw.startswith(magic)), ("", ""))
-
-
-def _schema(header: bytes) -> str:
-    """The schema in the header of a safetensors file of treeopt; empty for any other file."""
-    try:
-        return str(json.loads(json.loads(header)["__metadata__"]["treeopt"])["schema"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return ""

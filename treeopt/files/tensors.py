@@ -19,10 +19,9 @@ from safetensors.numpy import load, save
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import write_bytes
-from treeopt.files.read import MAX_HEADER, is_regular, parse_json, read_bytes
+from treeopt.files.read import HEADER_KEY, header_of, parse_json, read_bytes
 from treeopt.files.strict_yaml import OURS
 
-_KEY = "treeopt"
 _CHECKSUM = "sha256"  # of the header without it, and of the arrays
 
 
@@ -41,7 +40,7 @@ def write_arrays(
     """Write arrays and a JSON header with a checksum of both, atomically."""
     ordered = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
     sealed = {**header, _CHECKSUM: _checksum(ordered, header)}
-    write_bytes(path, save(ordered, metadata={_KEY: canonical_json(sealed)}), overwrite=overwrite)
+    write_bytes(path, save(ordered, metadata={HEADER_KEY: canonical_json(sealed)}), overwrite=overwrite)
 
 
 def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -53,7 +52,7 @@ def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, ND
         raise TreeoptError(Code.FILE_INVALID, f"{path} is damaged or not a safetensors file: {error}") from error
     except (KeyError, ValueError, TypeError, RecursionError) as error:  # TypeError: metadata of null
         raise TreeoptError(
-            Code.FILE_INVALID, f"{path} was not written by treeopt: it has no {_KEY!r} header"
+            Code.FILE_INVALID, f"{path} was not written by treeopt: it has no {HEADER_KEY!r} header"
         ) from error
     found = header.get("schema") if isinstance(header, dict) else None
     if found != schema:
@@ -68,17 +67,13 @@ def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, ND
 
 def unedited_schema(path: Path) -> str | None:
     """The schema of a file of treeopt; None for another file, without a checksum, or where it was edited."""
-    if not is_regular(path):
-        return None
     try:
-        with path.open("rb") as stream:  # the header is enough to recognise a model's weights
-            length = int.from_bytes(stream.read(8), "little")
-            if length > MAX_HEADER or _KEY not in json.loads(stream.read(length)).get("__metadata__", {}):
-                return None
-        arrays, header = _parse(read_bytes(path))
-        stated = header.pop(_CHECKSUM)
-        return str(header["schema"]) if stated == _checksum(arrays, header) else None
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        header = header_of(path)  # enough to recognise a model's weights
+        if not header or _CHECKSUM not in header or "schema" not in header:
+            return None
+        read_arrays(path, header["schema"])
+        return str(header["schema"])
+    except TreeoptError:
         return None
 
 
@@ -87,7 +82,7 @@ def _parse(raw: bytes) -> tuple[dict[str, NDArray[Any]], Any]:
     arrays = load(raw)
     length = int.from_bytes(raw[:8], "little")
     metadata = json.loads(raw[8 : 8 + length]).get("__metadata__", {})
-    return arrays, parse_json(metadata[_KEY])
+    return arrays, parse_json(metadata[HEADER_KEY])
 
 
 def _checksum(arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> str:

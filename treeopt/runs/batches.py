@@ -43,15 +43,7 @@ class BatchRun(Generic[T]):
     ) -> Iterator[T]:
         """The results of `make` for each number, in their order; each is made in one of the processes.
 
-        Args:
-            part: of the work, in lower case.
-            numbers: of the batches, the same in all processes.
-            make: what it returns must depend on the number alone, and be of JSON's types where there are processes.
-            progress: called with the number of batches that all processes have stored.
-
-        Raises:
-            TreeoptError: E405 where another process has ended.
-            ProcessFailed: in the first process, where another has failed.
+        What `make` returns must depend on the number alone, and be of JSON's types where there are processes.
         """
         if self.team is None:
             return map(make, numbers)

@@ -2,32 +2,27 @@
 
 The lock is the operating system's, on the file `.RUN.lock` beside the run. It ends with the process that took it, also
 by kill -9, and processes that this one starts do not have it. The file names its owner, and is deleted when the lock is
-released. On a file system without locks, and on Windows, nothing is locked, and a warning says so.
+released. On a file system without locks nothing is locked, and a warning says so.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import platform
 import stat
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import make_folder, unwritable
 
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 _OWNER = "process {} on {}"
 _MARK = _OWNER.partition("{")[0].encode()
 _LONGEST = 300  # bytes of an owner's name
-_FLAGS = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW
 
 # Process and file -> descriptor. A lock of the system belongs to the process, which would lose it by closing any
 # descriptor of the file: so it opens the file once.
@@ -54,40 +49,23 @@ class Lock:
 
     def check(self) -> None:
         """Raise E204 where another process has the lock; nothing is written."""
-        if self.held or not os.path.lexists(self._file):
-            return
-        with contextlib.suppress(FileNotFoundError):
-            handle = self._open()
-            try:
-                self._lock(handle)
-            finally:
-                os.close(handle)
+        if not self.held and os.path.lexists(self._file):
+            with contextlib.suppress(FileNotFoundError), self._locked():
+                pass
 
     def take(self) -> None:
         """Take the lock; E204 where another process has it. The folder above the run is made."""
-        if self.held:
-            return
-        locked = True
         make_folder(self._run.parent)
         try:
             while not self.held:
-                handle = self._open(os.O_CREAT)
-                try:
-                    locked = self._lock(handle)
+                with self._locked(create=True) as handle:
                     if self._is_there(handle):  # else its owner deleted it after it was opened here
                         _held[self._key] = handle
                         os.ftruncate(handle, 0)
-                        os.lseek(handle, 0, os.SEEK_SET)
                         os.write(handle, _OWNER.format(os.getpid(), platform.node()).encode())
-                finally:
-                    if not self.held:
-                        os.close(handle)
         except OSError as error:
             self.release()
             raise unwritable(self._file, error) from error
-        if not locked:
-            what = f"{self._run} cannot be locked: its file system has no locks. Start no second run with this output"
-            warnings.warn(what, RuntimeWarning, stacklevel=2)
 
     def release(self) -> None:
         """Delete the file and give up the lock; nothing where this process does not have it."""
@@ -109,44 +87,48 @@ class Lock:
     def _key(self) -> tuple[int, str]:
         return os.getpid(), self._file
 
-    def _open(self, more: int = 0) -> int:
+    @contextlib.contextmanager
+    def _locked(self, *, create: bool = False) -> Iterator[int]:
+        """The open file, locked, until the end of the block, or of the process where it is in `_held`."""
+        handle = self._open(_FLAGS | (os.O_CREAT if create else 0))
+        try:
+            self._lock(handle, warns=create)
+            yield handle
+        finally:
+            if not self.held:
+                os.close(handle)
+
+    def _open(self, flags: int) -> int:
         """The file; E204 where it is a link, or not what this module wrote."""
         try:
-            handle = os.open(self._file, _FLAGS | more, 0o666)
+            handle = os.open(self._file, flags, 0o666)
         except FileNotFoundError:
             raise
         except OSError as error:
             raise unwritable(self._file, error) from error
-        if stat.S_ISREG(os.fstat(handle).st_mode) and _beginning(handle, len(_MARK)) in (b"", _MARK):
+        if stat.S_ISREG(os.fstat(handle).st_mode) and os.pread(handle, len(_MARK), 0) in (b"", _MARK):
             return handle
         os.close(handle)
         what = f"{self._file} is not what treeopt wrote, but a run is locked by a file of this name"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it away, or choose another name with -o")
 
-    def _lock(self, handle: int) -> bool:
-        """Lock the open file, or raise E204 where another process has it; False where the system has no locks."""
+    def _lock(self, handle: int, *, warns: bool) -> None:
+        """Lock the open file, or raise E204 where another process has it; warn where the system has no locks."""
         try:
-            if fcntl is not None:
-                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fcntl is not None
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:
-            owner = _beginning(handle, _LONGEST).decode(errors="replace") or "another process"
+            owner = os.pread(handle, _LONGEST, 0).decode(errors="replace") or "another process"
             what = f"{self._run} is in use: {owner} is writing it"
+            why = "the parts of two runs in one place would be mixed"
             fix = "wait until it has ended, or end it; or choose another name with -o"
-            raise TreeoptError(
-                Code.FILE_UNWRITABLE, what, why="the parts of two runs in one place would be mixed", fix=fix
-            ) from error
+            raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix=fix) from error
         except OSError:  # ENOLCK, ENOSYS, EOPNOTSUPP and others
-            return False
+            what = f"{self._run} cannot be locked: its file system has no locks. Start no second run with this output"
+            if warns:
+                warnings.warn(what, RuntimeWarning, stacklevel=5)
 
     def _is_there(self, handle: int) -> bool:
         """Whether the open file is the one of this name."""
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(handle), os.stat(self._file))
         return False
-
-
-def _beginning(handle: int, length: int) -> bytes:
-    """The first bytes of an open file, at most so many."""
-    os.lseek(handle, 0, os.SEEK_SET)
-    return os.read(handle, length)

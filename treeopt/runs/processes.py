@@ -66,13 +66,7 @@ class Processes:
         self._started, self._watched = started, watched
 
     def take(self, stage: str) -> int:
-        """The next number from 0 that no process took at this stage.
-
-        Raises:
-            ProcessFailed: in the first process, where another has failed.
-            TreeoptError: E405 there, where another was killed; in the others, where the first has ended.
-            KeyboardInterrupt: in the others, where the first has called `stop`.
-        """
+        """The next number from 0 that no process took at this stage; raises as `_check` does."""
         self._check()
         return self._store.add(f"{stage}/taken", 1) - 1
 

@@ -87,10 +87,6 @@ class Work(BatchRun[Chunk]):
         resume: continue an unfinished run.
         overwrite: delete an unfinished run.
         team: the processes that make the batches; None for this one alone.
-
-    Raises:
-        TreeoptError: E202 where there is an unfinished run and neither is given, E204 where the folder is another's, or
-            another process is writing it, E205 where there is no run to resume.
     """
 
     def __init__(
@@ -106,12 +102,7 @@ class Work(BatchRun[Chunk]):
             self._check()
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Begin the run, or continue it; `settings`, in types of JSON, are all that the chunks depend on.
-
-        Raises:
-            TreeoptError: E205 where the run was started with other settings, E406 where those of another process
-                differ, or it does not see the folder.
-        """
+        """Begin the run, or continue it; `settings`, in types of JSON, are all that the chunks depend on."""
         self._settings = json.loads(json.dumps(settings))
         if not self.follows:
             self._lock.take()
@@ -136,24 +127,14 @@ class Work(BatchRun[Chunk]):
     def each(
         self, part: str, numbers: Sequence[int], make: Callable[[int], Chunk], progress: Progress = silent
     ) -> Iterator[Chunk]:
-        """The chunks of these numbers, in their order, as `chunk` gives each of them.
-
-        Of several processes each takes the next chunk that none has taken, until all are stored; then they are read.
-        """
+        """The chunks of these numbers, in their order; several processes make the missing ones before any is read."""
         names = {number: chunk_name(part, number) for number in numbers}
         if self.team is not None:
             self._divide(self.team, part, names, make, progress)
         return (self.chunk(name, functools.partial(make, number)) for number, name in names.items())
 
     def chunk(self, name: str, make: Callable[[], Chunk]) -> Chunk:
-        """The chunk of that name: the stored one, or the one that `make` returns, which is stored.
-
-        Raises:
-            KeyboardInterrupt: after `stop`, when the chunk in flight is stored.
-            TreeoptError: E204 where another run has begun in the folder, E205 where a stored chunk is damaged, E403
-                where the disk is full, E404 where the folder was deleted.
-            ValueError: where the name is not one of `chunk_name`, so that nothing is written outside the folder.
-        """
+        """The chunk of that name: the stored one, or the one that `make` returns, which is stored."""
         file = self._file(name)
         if not file.exists():
             self._in_flight = True
@@ -193,11 +174,7 @@ class Work(BatchRun[Chunk]):
         team.await_others(stage)  # the first process may delete the folder after this
 
     def stop(self) -> None:
-        """End the run when the chunk in flight is stored: then `chunk` raises KeyboardInterrupt.
-
-        Raises:
-            KeyboardInterrupt: at once, where no chunk is in flight.
-        """
+        """Raise KeyboardInterrupt when the chunk in flight is stored; at once where none is."""
         if not self._in_flight:
             raise KeyboardInterrupt
         self._stopping = True
