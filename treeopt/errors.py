@@ -255,10 +255,7 @@ def os_error(error: Exception) -> OSError | None:
 
 
 def system_error(error: Exception) -> TreeoptError | None:
-    """An error of the operating system as ours: E403 where memory, disk or quota is used up, else E404.
-
-    None for an exception of another kind.
-    """
+    """An error of the system as ours, if it is one: E403 where memory, disk or quota is used up, else E404."""
     if out_of_memory(error):
         what = "out of memory" if isinstance(error, MemoryError) and not str(error) else first_line(error)
         return TreeoptError(Code.OUT_OF_MEMORY, what, fix="use smaller values, or a machine with more memory")

@@ -64,16 +64,17 @@ def _probe_name(target: Path) -> None:
 
 
 def check_space(folder: str | os.PathLike[str], needed: int, what: str = "a file", *, option: str = "-o") -> None:
-    """Raise E403 where the disk of a folder, which need not exist yet, has fewer bytes free than `what` needs.
-
-    `option` is that of the folder, for the message.
-    """
-    known = next(place for place in (Path(folder), *Path(folder).absolute().parents) if place.exists())
-    usage = shutil.disk_usage(known)
+    """Raise E403 where the disk of a folder, which need not exist yet, has fewer bytes free than `what` needs."""
+    usage = shutil.disk_usage(_nearest(Path(folder)))
     if usage.total and usage.free < needed:  # virtual file systems have no size
         said = f"{what} needs {in_words(needed)} on disk, and {in_words(usage.free)} are free"
         fix = f"make room, or write to another disk with {option}"
         raise TreeoptError(Code.OUT_OF_MEMORY, said, at=str(folder), fix=fix)
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the first above it that exists."""
+    return next(place for place in (folder, *folder.absolute().parents) if place.exists())
 
 
 def in_words(size: int) -> str:
@@ -95,7 +96,7 @@ def unwritable(path: str | os.PathLike[str], error: OSError) -> TreeoptError:
 def check_folder(path: str | os.PathLike[str]) -> Path:
     """The folder, after checking before any work that it exists or can be made; else E204."""
     folder = Path(path)
-    known = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    known = _nearest(folder)
     if not known.is_dir():
         raise TreeoptError(Code.FILE_UNWRITABLE, f"{known} is a file, not a folder", fix="name another folder with -o")
     if not os.access(known, os.W_OK):
@@ -126,7 +127,7 @@ def write_files(contents: Mapping[Path, bytes | Iterable[bytes]], *, overwrite: 
     try:
         for writing, content in contents.items():
             target = targets[writing]
-            handle, staged[target] = tempfile.mkstemp(dir=target.parent, prefix=_temporary_prefix(target))
+            handle, staged[target] = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:_SHOWN_CHARACTERS]}.")
             with os.fdopen(handle, "wb") as stream:
                 stream.writelines([content] if isinstance(content, bytes) else content)
                 stream.flush()
@@ -175,10 +176,6 @@ def _discard(*files: str | Path) -> None:
 
 def write_text(path: str | os.PathLike[str], content: str) -> None:
     write_bytes(path, content.encode())
-
-
-def _temporary_prefix(target: Path) -> str:
-    return f".{target.name[:_SHOWN_CHARACTERS]}."
 
 
 def new_file_mode() -> int:

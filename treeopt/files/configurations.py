@@ -117,10 +117,7 @@ def configuration_yaml(configuration: Configuration, indent: str = "") -> str:
 
 
 def command_lines(configuration: Configuration, *more: str, arguments: Sequence[str] = ()) -> list[str]:
-    """The commands of a configuration as they can be typed again, without the options under `defaults`.
-
-    `more` ends each command, such as `-o FILE`; `arguments` are names of entries that are no options, in their order.
-    """
+    """The commands of a configuration as they can be typed again, without defaults, each with `more` at its end."""
     return [
         shlex.join(["treeopt", *name.split(), *_command_words(options, more, arguments)])
         for name, options in configuration.items()
@@ -150,6 +147,23 @@ def stored_lines(source: Mapping[str, Any]) -> list[str]:
     if not source.get(KEY):
         return []
     return [f"{KEY}:", *configuration_yaml(source[KEY], "  ").splitlines()]
+
+
+def entries(source: Mapping[str, Any], *names: str) -> list[str]:
+    """The lines of these entries in YAML, as far as a record's source has them: values, and blocks of values."""
+    lines: list[str] = []
+    for name in (name for name in names if name in source):
+        value = source[name]
+        if not isinstance(value, Mapping):
+            lines.append(f"{name}: {flow(value)}")
+        elif value:
+            lines += [f"{name}:", *(f"  {key}: {flow(one)}" for key, one in value.items())]
+    return lines
+
+
+def flow_mapping(fields: Mapping[str, Any]) -> str:
+    """A mapping on one line of YAML, without fields that are None."""
+    return f"{{{', '.join(f'{name}: {_value(value)}' for name, value in fields.items() if value is not None)}}}"
 
 
 def note_of(path: str | os.PathLike[str]) -> Path:

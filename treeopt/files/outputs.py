@@ -23,13 +23,9 @@ _Name = str | os.PathLike[str]
 
 
 def check_output(path: _Name, *, kind: str | None = None, force: bool, inputs: Iterable[_Name | None] = ()) -> Path:
-    """The path, after checking that a command may write its output there: E202, E204.
+    """The path, after checking that a command may write an output of this kind there: E202, E204.
 
-    Args:
-        path: the output.
-        kind: one of the kinds above, for outputs that are fast to make again; None for all others.
-        force: replace any file that is not an input.
-        inputs: files and model folders that the command reads; None for an option that is not given.
+    `kind` is None for an output that takes long to make, so that only `force` replaces a file.
     """
     target = check_writable(path, overwrite=True)
     check_no_input(path, *inputs)
@@ -42,10 +38,7 @@ def check_output(path: _Name, *, kind: str | None = None, force: bool, inputs: I
 
 
 def check_no_input(path: _Name, *inputs: _Name | None) -> None:
-    """Raise E204 where an output is an input of the same run, or a file in a model folder that is an input.
-
-    Files of treeopt in a model's folder, such as calibrations, are not part of the model.
-    """
+    """Raise E204 where an output is an input of the same run, or part of a model in a folder that is an input."""
     target = Path(path)
     for source in (Path(name).expanduser() for name in inputs if name):
         if not (target.exists() and source.exists()):

@@ -10,7 +10,7 @@ from pydantic import AliasChoices, Field
 
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.configurations import decimal, flow, stored_lines
+from treeopt.files.configurations import decimal, entries, flow_mapping, stored_lines
 from treeopt.files.drafters import load_drafter
 from treeopt.files.outputs import TREE, write_marked
 from treeopt.files.strict_yaml import Document, Schema, check, faults_error
@@ -150,19 +150,13 @@ def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") 
     ]
     if policy.size_cost:
         lines[0] = f"# at every step the most likely nodes, at most {policy.nodes}, by estimated tokens and cost"
-    if "made_by" in policy.source:
-        lines.append(f"made_by: {flow(policy.source['made_by'])}")
-    lines += [f"nodes: {policy.nodes}", f"depth: {policy.depth}"]
+    lines += [*entries(policy.source, "made_by"), f"nodes: {policy.nodes}", f"depth: {policy.depth}"]
     if policy.expected:
-        shown = (f"{name}: {decimal(value)}" for name, value in vars(policy.expected).items() if value is not None)
         lines += ["# tokens per step = 1 + accepted drafts per step, over the calibration's text"]
-        lines += [f"expected_tokens_per_step: {{{', '.join(shown)}}}"]
+        lines += [f"expected_tokens_per_step: {flow_mapping(vars(policy.expected))}"]
     lines.append(drafter_line(policy.drafter, policy.source, path))
     if policy.size_cost:
         lines += ["# nodes, and the cost of a step of that size in tokens", "size_cost:"]
         lines += [f"- [{size}, {decimal(cost)}]" for size, cost in policy.size_cost]
-    if policy.source.get("calibration"):
-        lines.append("calibration:")
-        lines.extend(f"  {name}: {flow(value)}" for name, value in policy.source["calibration"].items())
-    lines += stored_lines(policy.source)
+    lines += [*entries(policy.source, "calibration"), *stored_lines(policy.source)]
     return "\n".join(lines) + "\n"

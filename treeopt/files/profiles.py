@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from treeopt.defaults import PROFILE_FILE
 from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
 from treeopt.files.atomic import write_text
-from treeopt.files.configurations import KEY, decimal, flow, stored_lines
+from treeopt.files.configurations import KEY, entries, flow_mapping, stored_lines
 from treeopt.files.strict_yaml import Schema, check, faults_error
 from treeopt.latency import LatencyPoint, LatencyProfile, repeated
 
@@ -119,21 +120,7 @@ def profile_yaml(profile: LatencyProfile) -> str:
         "# a step of 1 node drafts nothing; overhead = seconds / seconds of 1 node",
         f"schema: {SCHEMA}",
     ]
-    for name in ProvenanceBlock.model_fields:
-        if name in profile.provenance and name != KEY:
-            lines += _entry(name, profile.provenance[name])
-    lines += stored_lines(profile.provenance)
-    lines.append("points:")
-    for point in profile.points:
-        size = f"nodes: {point.nodes}, batch: {point.batch}, context: {point.context}"
-        spread = f"low: {decimal(point.low)}, high: {decimal(point.high)}"
-        drafting = "" if point.drafting is None else f", drafting: {decimal(point.drafting)}"
-        lines.append(f"- {{{size}, seconds: {decimal(point.seconds)}, {spread}{drafting}}}")
+    lines += entries(profile.provenance, *(name for name in ProvenanceBlock.model_fields if name != KEY))
+    lines += [*stored_lines(profile.provenance), "points:"]
+    lines += [f"- {flow_mapping(dataclasses.asdict(point))}" for point in profile.points]
     return "\n".join(lines) + "\n"
-
-
-def _entry(name: str, value: Any) -> list[str]:
-    """One key with its scalar, or with a block of scalars."""
-    if not isinstance(value, dict):
-        return [f"{name}: {flow(value)}"]
-    return [f"{name}:", *(f"  {key}: {flow(value[key])}" for key in sorted(value))]

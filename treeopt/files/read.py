@@ -49,12 +49,7 @@ def read_head(path: str | os.PathLike[str], most: int) -> bytes:
 
 
 def read_start(path: str | os.PathLike[str], most: int) -> tuple[bytes, int]:
-    """The first bytes of a file, at most so many, and its size as far as it is known.
-
-    Raises:
-        OSError: also for a folder, and for a pipe that no other process opens within five seconds.
-        ValueError: for a name that no file can have.
-    """
+    """The first bytes of a file, and its size as far as it is known; OSError or ValueError, for a folder too."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         state = os.fstat(handle)

@@ -19,7 +19,7 @@ from treeopt.errors import Code, TreeoptError, counted
 from treeopt.files import strict_yaml
 from treeopt.files.bundled import zoo
 from treeopt.files.choices import is_choices, parse_choices
-from treeopt.files.configurations import decimal, flow, stored_lines
+from treeopt.files.configurations import decimal, entries, flow_mapping, stored_lines
 from treeopt.files.outputs import LONGEST, TREE, write_marked
 from treeopt.files.strict_yaml import OURS, TREE_FORMATS, Document, Schema, check, faults_error, read_text, refusal
 from treeopt.files.tensors import canonical_json
@@ -226,8 +226,8 @@ def drafter_fields(line: DrafterLine | None, path: Path, source: dict[str, Any])
 def drafter_line(drafter: str, source: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
     """The line about a record's drafter; its file is relative to the folder that the record is written to."""
     file = source.get("drafter")
-    parts = {"id": drafter} | ({} if file is None else {"file": os.path.relpath(file, Path(path).parent)})
-    return f"drafter: {{{', '.join(f'{name}: {flow(value)}' for name, value in parts.items())}}}"
+    relative = None if file is None else os.path.relpath(file, Path(path).parent)
+    return f"drafter: {flow_mapping({'id': drafter, 'file': relative})}"
 
 
 def save_tree(tree: GivenTree, path: str | os.PathLike[str]) -> None:
@@ -249,32 +249,20 @@ def tree_yaml(tree: Tree, path: str | os.PathLike[str] = "tree.yaml") -> str:
         f"{counted(len(tree.leaves), 'leaf')}",
         f"schema: {SCHEMA}",
     ]
-    for key in ("made_by", "reference"):
-        if key in tree.source:
-            lines.append(f"{key}: {flow(tree.source[key])}")
-    lines.append(f"nodes: {tree.nodes}")
+    lines += [*entries(tree.source, "made_by", "reference"), f"nodes: {tree.nodes}"]
     if tree.expected:
         lines.append("# tokens per step = 1 + accepted drafts per step, over the calibration's text")
         figures = {**dataclasses.asdict(tree.expected), "paths_sha256": _paths_sha256(tree.paths)}
-        shown = (f"{name}: {_figure(value)}" for name, value in figures.items() if value is not None)
-        lines.append(f"expected_tokens_per_step: {{{', '.join(shown)}}}")
+        lines.append(f"expected_tokens_per_step: {flow_mapping(figures)}")
     if tree.drafter:
         lines.append(drafter_line(tree.drafter, tree.source, path))
-    for key in ("method", "calibration"):
-        if tree.source.get(key):
-            lines.append(f"{key}:")
-            lines.extend(f"  {name}: {flow(value)}" for name, value in tree.source[key].items())
-    lines += stored_lines(tree.source)
+    lines += [*entries(tree.source, "method", "calibration"), *stored_lines(tree.source)]
     lines.append("paths:" if tree.paths else "paths: []")
     values = tree.values or (None,) * len(tree.paths)
     for ranks, value in zip(tree.paths, values, strict=True):
         tail = "" if value is None else f", value: {decimal(value)}"
         lines.append(f"- {{path: {list(ranks)}{tail}}}")
     return "\n".join(lines) + "\n"
-
-
-def _figure(value: float | int | str) -> str:
-    return decimal(value) if isinstance(value, float) else flow(value)
 
 
 def _paths_sha256(paths: Sequence[RankPath]) -> str:

@@ -55,6 +55,8 @@ class Lock:
 
     def take(self) -> None:
         """Take the lock; E204 where another process has it. The folder above the run is made."""
+        if self.held:
+            return
         make_folder(self._run.parent)
         try:
             while not self.held:

@@ -73,10 +73,7 @@ class Drawn:
 
 
 class ChoiceRecorder(LogitsProcessor):
-    """A logits processor that records the greedy choice at each step of `generate`, and leaves the logits unchanged.
-
-    Of equal logits the smallest id is chosen. The choices stay on the device until the text is finished.
-    """
+    """Records the greedy choice at each step of `generate`: of equal logits the smallest id; the logits stay."""
 
     def __init__(self) -> None:
         self._steps: list[Tensor] = []
@@ -92,10 +89,7 @@ class ChoiceRecorder(LogitsProcessor):
 
 
 def answer_batches(prompts: Sequence[Text], options: AnswerOptions) -> list[list[Text]]:
-    """The prompts in batches of similar lengths, which need little padding.
-
-    Batches are formed before any work is distributed, so they are the same for any number of processes or shards.
-    """
+    """The prompts in batches of similar lengths, the same for any number of processes or shards."""
     ordered, size = sorted(prompts, key=_length), options.batch_size
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
@@ -108,17 +102,10 @@ def answer_batch(
     *,
     known: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[list[Text], list[Skipped]]:
-    """Answer a batch of prompts, and the later turns of its dialogues after the model's answers to the turns before.
+    """The texts of a batch and of its dialogues' later turns with answers, and the turns that did not fit.
 
-    Args:
-        base: the base model.
-        batch: one of `answer_batches`.
-        options: how it is answered.
-        number: of the batch, which gives the seed of its sampling.
-        known: answers that an earlier call gave, by prompt id; then nothing is generated.
-
-    Returns:
-        The answered texts, turn by turn, and the turns that did not fit into the context.
+    `number` is that of the batch, which seeds its sampling. `known` has the answers that an earlier call gave, by
+    prompt id; then nothing is generated.
     """
     if options.temperature > 0 and known is None:
         torch.manual_seed(batch_seed(options.seed, number))
@@ -174,10 +161,7 @@ def collect(
 def continue_texts(
     base: Base, texts: Sequence[Text], max_new_tokens: int, *, temperature: float = 0.0, **options: Any
 ) -> list[Text]:
-    """The texts with the base model's continuations, each up to and with the end-of-text token.
-
-    Further options are those of `Base.generate`.
-    """
+    """The texts with the base model's continuations, each up to and with the end; options of `Base.generate`."""
     ids, mask = left_padded([text.prompt for text in texts], base.pad_id)
     ids, mask = ids.to(base.device), mask.to(base.device)
     out = base.generate(ids, mask, max_new_tokens, temperature=temperature, **options)

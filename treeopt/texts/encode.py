@@ -72,10 +72,7 @@ class Encoded:
 def encode(
     prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None, *, chat_template: bool, vocab: int | None = None
 ) -> tuple[list[int], list[int]]:
-    """Token ids of a prompt and of its answer (empty where it has none); `vocab` is the model's size, to check them.
-
-    Without a chat template the messages of a dialogue are joined by newlines; commands say so beside their figures.
-    """
+    """Token ids of a prompt and of its answer, if it has one; newlines join messages without a template."""
     if tokenizer is None:
         raise no_tokenizer()
     messages = prompt.messages
@@ -128,10 +125,7 @@ def check_known(ids: Iterable[int], vocab: int, prompt_id: str) -> None:
 def encode_prompts(
     base: Base, prompts: PromptSet, max_new_tokens: int, *, chat_template: bool = True, scored: bool = False
 ) -> Encoded:
-    """Token ids of the prompts that fit, with `max_new_tokens` more, into the context; others are left out.
-
-    With `scored`, so are prompts with an empty answer. E303 where no prompt is left.
-    """
+    """Token ids of the prompts that fit with `max_new_tokens` more, and, if `scored`, have an answer; E303 for none."""
     assert max_new_tokens >= 1
     texts, skipped, cut = [], [], 0
     for prompt in prompts.prompts:
@@ -167,8 +161,7 @@ def as_texts(
 def next_turn(base: Base, text: Text, max_new_tokens: int, *, chat_template: bool = True) -> Text | Skipped | None:
     """The prompt of the turn after a text with the model's `answer`; None where there is no further turn.
 
-    The prompt contains the answer as text, without special tokens. A turn that does not fit with `max_new_tokens` more
-    tokens into the context is left out, and so are the turns after it.
+    It contains the answer as text, without special tokens. Where it does not fit, it is left out, with those after it.
     """
     if text.source is None or not text.later:
         return None

@@ -28,10 +28,7 @@ def hidden_states(base: Base, texts: Sequence[Text]) -> list[Tensor]:
 
 @torch.inference_mode()
 def answer_logits(base: Base, text: Text) -> Tensor:
-    """The model's logits float [G, V] at an answer's positions; row i is the one that predicts answer token i.
-
-    They come from the whole model, not from its LM head and `hidden_states`: some models scale or cap their logits.
-    """
+    """The whole model's logits float [G, V] at an answer's positions; row i predicts answer token i."""
     ids = torch.tensor([text.prompt + text.answer[:-1]], device=base.device)
     logits, hidden = base.forward(ids, use_cache=False, logits_to_keep=len(text.answer))
     base.check_finite(logits, hidden)

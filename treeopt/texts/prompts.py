@@ -360,12 +360,7 @@ _KINDS = (
 
 
 def as_prompt_set(prompts: GivenPrompts, *, answers: bool = False) -> PromptSet:
-    """The prompts that a user gave in any of the forms above; with `answers`, each row must have one.
-
-    Raises:
-        TreeoptError: E302 for a row without a usable field, E303 where there is no row; those of `load_prompts`.
-        TypeError: where the prompts are of another type.
-    """
+    """The prompts that a user gave in any of the forms above; with `answers`, each row must have one."""
     if isinstance(prompts, PromptSet):
         return prompts
     if isinstance(prompts, (str, os.PathLike)):
@@ -376,10 +371,7 @@ def as_prompt_set(prompts: GivenPrompts, *, answers: bool = False) -> PromptSet:
 
 
 def given_rows(given: Any, noun: str, record: str) -> tuple[str, list[Any]]:
-    """The sha256 of the rows of a list, and the rows, with conversations as `{"messages": [...]}`.
-
-    `noun` names the rows in errors, and `record` what may be given instead.
-    """
+    """The sha256 of the rows of a list of `noun`, and the rows, with conversations as `{"messages": [...]}`."""
     if isinstance(given, (bytes, Mapping, set, frozenset)) or not isinstance(given, Iterable):
         raise TypeError(_KINDS.format(noun, record, type(given).__name__))
     listed = list(given)

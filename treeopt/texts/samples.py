@@ -53,17 +53,10 @@ def draw(
 ) -> Iterator[Drawn]:
     """Sample answers to the prompts, in rounds over all of them, until there are `tokens` tokens.
 
-    A round takes all prompts where, by the mean length of the answers so far, all are needed, or the result exceeds
-    `tokens` by at most a twentieth. Another round takes only as many prompts as are needed, evenly spread over prompts
-    of all lengths, and the text that reaches `tokens` is cut there. It falls short only where as many answers as there
-    are prompts contain no new text.
-
-    The texts depend on the prompts, the mean length of their answers, and `drawing`; those of whole rounds are equal
-    for every `tokens` beyond one batch. Each batch has a number, which seeds it, so the batches of a round can be made
-    in any order and place; the rounds follow each other. Answers come batch by batch, by the length of the prompts.
-
-    `progress` is called at the beginning and after each batch with the tokens so far, their expected number, and the
-    share of new answers among those of the round.
+    A round takes all prompts where all are needed, or the result exceeds `tokens` by at most a twentieth; another takes
+    as many as are needed, spread over prompts of all lengths, and the text that reaches `tokens` is cut there. The
+    number of a batch seeds it, so those of a round can be made in any order and place. There are fewer tokens only
+    where as many answers as there are prompts contain no new text.
     """
     if not drawing.tokens:
         return
@@ -111,10 +104,7 @@ def _drawn(
     run: BatchRun[Chunk],
     progress: Progress,
 ) -> Iterator[list[Drawn]]:
-    """The batches of a round with answers, at most `left` tokens in all: the last answer is cut there.
-
-    The batches of all rounds are numbered, those of this one from `first`.
-    """
+    """The batches of a round, numbered from `first`, with answers: at most `left` tokens, at which the last is cut."""
     budget = min(drawing.max_new_tokens, left)
 
     def make(number: int) -> Chunk:
