@@ -31,7 +31,7 @@ from treeopt.files.drafters import load_drafter
 from treeopt.files.outputs import unedited_kind
 from treeopt.files.policies import load_plan, load_plan_for
 from treeopt.files.profiles import load_profile
-from treeopt.files.results import load_comparison, load_decoding, load_validation
+from treeopt.files.results import ComparisonResult, DecodingResult, ValidationResult, load_result
 from treeopt.files.strict_yaml import check, load
 from treeopt.files.tensors import unedited_schema
 from treeopt.files.trees import load_tree
@@ -182,7 +182,7 @@ def _with_note(folder: Path) -> None:
 
 
 _TREES = "load_tree", "read_plan", "read_text"
-_RESULTS = ("load_json",)
+_RESULTS = "load_result", "load_json"
 READERS: dict[str, Reader] = {
     "tree": Reader(load_tree, "t.yaml", seeds.trees, damage_yaml, _TREES),
     "tree for engines": Reader(lambda path: lint_file(str(path), ["medusa"]), "t.yaml", seeds.trees, damage_yaml, ()),
@@ -225,10 +225,14 @@ READERS: dict[str, Reader] = {
     "drafter": Reader(load_drafter, "d.safetensors", seeds.drafters, damage_arrays, ("load_drafter",)),
     "compiled tree": Reader(load_buffers, "b.safetensors", seeds.buffers, damage_arrays, ("load_buffers",)),
     "result of validate": Reader(
-        load_validation, "v.json", seeds.validations, damage_json, (*_RESULTS, "load_validation")
+        lambda path: load_result(path, ValidationResult), "v.json", seeds.validations, damage_json, _RESULTS
     ),
-    "result of compare": Reader(load_comparison, "v.json", seeds.comparisons, damage_json, ("load_comparison",)),
-    "result of generate": Reader(load_decoding, "v.json", seeds.decodings, damage_json, ("load_decoding",)),
+    "result of compare": Reader(
+        lambda path: load_result(path, ComparisonResult), "v.json", seeds.comparisons, damage_json, _RESULTS
+    ),
+    "result of generate": Reader(
+        lambda path: load_result(path, DecodingResult), "v.json", seeds.decodings, damage_json, _RESULTS
+    ),
     "report-inputs.json": Reader(
         lambda path: listed_inputs(str(path.parent)), "report-inputs.json", seeds.report_inputs, damage_json, ()
     ),

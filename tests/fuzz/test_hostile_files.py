@@ -27,7 +27,7 @@ from treeopt.export.acceptance import read_acceptance
 from treeopt.files import read, strict_yaml
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.read import read_bytes
-from treeopt.files.results import load_validation
+from treeopt.files.results import ValidationResult, load_result
 from treeopt.files.trees import load_tree
 from treeopt.models.head_files import load_heads
 from treeopt.texts import prompts
@@ -70,6 +70,11 @@ def test_a_gigabyte_is_refused_before_it_is_read(name: str, tmp_path: Path) -> N
     finally:
         tracemalloc.stop()
     assert error is None or error.code in (Code.FILE_INVALID, Code.RESUME_INVALID, Code.ENGINE_FILE_INVALID)
+
+
+def validation(path: Path) -> ValidationResult:
+    """The result of `treeopt validate`."""
+    return load_result(path, ValidationResult)
 
 
 def test_a_file_larger_than_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +141,7 @@ def test_keys_twice(tmp_path: Path) -> None:
     assert "has the key 'tree' twice" in refusal_of(listed_inputs, str(tmp_path)).what
     result = seeds.validations()[0].replace(b"{", b'{"tokens": 7, ', 1)
     (tmp_path / "v.json").write_bytes(result)
-    assert "has the key 'tokens' twice" in refusal_of(load_validation, tmp_path / "v.json").what
+    assert "has the key 'tokens' twice" in refusal_of(validation, tmp_path / "v.json").what
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "prompt": "c"}\n')
     error = refusal_of(load_prompts, tmp_path / "p.jsonl")
     assert "'prompt' twice" in error.what
@@ -156,9 +161,9 @@ def test_numbers_of_results(value: str, tmp_path: Path) -> None:
         data = json.loads(seeds.validations()[0]) | {key: "HERE"}
         (tmp_path / "v.json").write_text(json.dumps(data).replace('"HERE"', value))
         if key == "unused" and value == '"5"':
-            load_validation(tmp_path / "v.json")
+            validation(tmp_path / "v.json")
         elif value != '"5"':
-            assert refusal_of(load_validation, tmp_path / "v.json").code is Code.FILE_INVALID
+            assert refusal_of(validation, tmp_path / "v.json").code is Code.FILE_INVALID
 
 
 def test_counts_beyond_floats(tmp_path: Path) -> None:

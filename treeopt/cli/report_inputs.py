@@ -20,7 +20,14 @@ from treeopt.files.calibrations import load_calibration
 from treeopt.files.policies import load_plan, plan_id
 from treeopt.files.profiles import load_profile
 from treeopt.files.read import leaves_folder, stays_in
-from treeopt.files.results import Result, load_comparison, load_decoding, load_json, load_validation
+from treeopt.files.results import (
+    ComparisonResult,
+    DecodingResult,
+    Result,
+    ValidationResult,
+    load_json,
+    load_result,
+)
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import check_priced
 from treeopt.optimize.curve import Curve, Timing
@@ -89,9 +96,9 @@ def load_inputs(console: Console, options: Mapping[str, Any]) -> ReportInputs:
     plan = None if tree is None else load_plan(tree)
     warn_edited(console, tree)
     profile = None if profile_file is None else load_profile(profile_file)
-    validations = [(path, load_validation(path)) for path in options["validation"]]
-    compared = None if comparison is None else (comparison, load_comparison(comparison))
-    decoded = None if decoding is None else (decoding, load_decoding(decoding))
+    validations = [(path, load_result(path, ValidationResult)) for path in options["validation"]]
+    compared = None if comparison is None else (comparison, load_result(comparison, ComparisonResult))
+    decoded = None if decoding is None else (decoding, load_result(decoding, DecodingResult))
     single: list[tuple[str, Result]] = [one for one in (compared, decoded) if one is not None]
     _check_calibrations(read)
     # Validations after the first are rows of the table, which may be of other trees and drafters.

@@ -7,6 +7,7 @@ with or without one assignment in front. No code is executed.
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import reprlib
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.files.read import parse_json
 from treeopt.files.strict_yaml import MAX_DEPTH, TREE_FORMATS, refusal
 from treeopt.tree import Tree
 
@@ -58,15 +60,8 @@ def literal(path: Path, text: str) -> Any:
     if "\0" in text:
         raise _fault(path, 1, 1, "holds zero bytes, as text in UTF-16 does, and is not UTF-8 text")
     _check_depth(path, text)
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        _check_keys(path, [key for key, _ in pairs])
-        return dict(pairs)
-
-    try:
-        return json.loads(text, object_pairs_hook=unique)
-    except (ValueError, RecursionError):
-        pass  # Python, or not a list
+    with contextlib.suppress(ValueError):  # Python, or not a list
+        return parse_json(text)
     if len(text) > MAX_PYTHON:
         what = f"is not JSON, and has {len(text):,} characters; a list in Python may have {MAX_PYTHON:,}"
         raise _fault(path, 1, 1, what)
@@ -82,9 +77,10 @@ def literal(path: Path, text: str) -> Any:
     except (ValueError, RecursionError, MemoryError) as error:
         raise _fault(path, 1, 1, f"is not a list of paths: {first_line(error)}") from error
     value = _only_value(path, body)
-    for node in ast.walk(value):
-        if isinstance(node, ast.Dict):
-            _check_keys(path, [key.value for key in node.keys if isinstance(key, ast.Constant)])
+    for keys in (node.keys for node in ast.walk(value) if isinstance(node, ast.Dict)):
+        counts = Counter(key.value for key in keys if isinstance(key, ast.Constant))
+        if twice := [key for key, count in counts.items() if count > 1]:  # Python would keep the last one
+            raise _fault(path, 1, 1, f"has the key {reprlib.repr(twice[0])} twice")
     try:
         return ast.literal_eval(value)
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
@@ -103,13 +99,6 @@ def _only_value(path: Path, body: list[ast.stmt]) -> ast.expr:
             return value
         case line:
             raise _fault(path, line.lineno, line.col_offset + 1, "is not a list of paths")
-
-
-def _check_keys(path: Path, keys: list[Any]) -> None:
-    """Refuse a key that occurs twice: readers of JSON and Python keep the last one without a word."""
-    twice = next((key for key, count in Counter(keys).items() if count > 1), None)
-    if twice is not None:
-        raise _fault(path, 1, 1, f"has the key {reprlib.repr(twice)} twice")
 
 
 def _check_depth(path: Path, text: str) -> None:

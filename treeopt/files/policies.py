@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, FiniteFloat
 
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
@@ -42,10 +42,6 @@ class PolicyExpectedLine(Schema):
     high: float | None = Field(default=None, ge=0.0)
 
 
-_LARGEST = 1e308  # within float64
-_Number = Annotated[int | float, Field(ge=-_LARGEST, le=_LARGEST)]
-
-
 class PolicyFile(Schema):
     """The format `treeopt.policy/1`. Files written by 0.x have the key `prices` for `size_cost`."""
 
@@ -56,9 +52,7 @@ class PolicyFile(Schema):
     depth: int
     expected_tokens_per_step: PolicyExpectedLine | None = None
     drafter: DrafterLine
-    size_cost: list[Annotated[list[_Number], Field(min_length=2, max_length=2)]] = Field(
-        default_factory=list, validation_alias=AliasChoices("size_cost", "prices")
-    )
+    size_cost: tuple[tuple[int, FiniteFloat], ...] = Field((), validation_alias=AliasChoices("size_cost", "prices"))
     calibration: dict[str, str | int] | None = None
     configuration: dict[str, dict[str, Any]] | None = None
 
@@ -97,16 +91,14 @@ def _policy_of(document: Document) -> TreePolicy:
     content = check(document, PolicyFile, SCHEMA)
     source = content.model_dump(include={"made_by", "calibration", "configuration"}, exclude_none=True)
     line = content.expected_tokens_per_step
-    wrong = [i for i, (size, _) in enumerate(content.size_cost) if not isinstance(size, int)]
-    faults = [*((("size_cost", i), "nodes must be an integer") for i in wrong), *figure_faults(line, content.depth)]
+    faults = figure_faults(line, content.depth)
     if faults:
         raise faults_error(document, SCHEMA, faults)
-    pairs = tuple((int(size), float(cost)) for size, cost in content.size_cost)
     try:
         return TreePolicy(
             nodes=content.nodes,
             depth=content.depth,
-            size_cost=pairs,
+            size_cost=content.size_cost,
             expected=PolicyExpected(**line.model_dump()) if line else None,
             **drafter_fields(content.drafter, document.path, source),
         )

@@ -158,23 +158,16 @@ def _read_pipe(handle: int, most: int) -> bytes:
     """The first bytes of a pipe or device that was opened without waiting."""
     ready = select.poll()
     ready.register(handle, select.POLLIN)
+    if stat.S_ISFIFO(os.fstat(handle).st_mode) and not ready.poll(_WAIT_MS):
+        with contextlib.suppress(BlockingIOError):  # a process has opened it, and has not written yet
+            os.read(handle, 1)
+            raise OSError("nobody writes to this pipe")
     raw = bytearray()
-    waited = False
     while len(raw) < most:
-        try:
-            piece = os.read(handle, min(_PIECE, most - len(raw)))
-        except BlockingIOError:  # another process has opened it, and has not written yet
-            ready.poll()
-            continue
-        if not piece and (raw or waited):
-            break
+        ready.poll()
+        piece = os.read(handle, min(_PIECE, most - len(raw)))
         if not piece:
-            waited = True
-            if stat.S_ISFIFO(os.fstat(handle).st_mode) and not ready.poll(_WAIT_MS):
-                with contextlib.suppress(BlockingIOError):  # a process has opened it, and has not written yet
-                    piece = os.read(handle, 1)
-                    if not piece:
-                        raise OSError("nobody writes to this pipe")
+            break
         raw += piece
     return bytes(raw)
 

@@ -126,22 +126,8 @@ class DecodingResult(Result):
     steps: list[_Step] = Field(min_length=1)
 
 
+_COMMANDS = {ValidationResult: "validate", ComparisonResult: "compare", DecodingResult: "generate"}
 Record = TypeVar("Record", ValidationResult, ComparisonResult, DecodingResult)
-
-
-def load_validation(path: str | os.PathLike[str]) -> ValidationResult:
-    """The result of `treeopt validate --json`."""
-    return _load(path, ValidationResult, "validate")
-
-
-def load_comparison(path: str | os.PathLike[str]) -> ComparisonResult:
-    """The result of `treeopt compare --json`."""
-    return _load(path, ComparisonResult, "compare")
-
-
-def load_decoding(path: str | os.PathLike[str]) -> DecodingResult:
-    """The result of `treeopt generate --json`."""
-    return _load(path, DecodingResult, "generate")
 
 
 def load_json(path: str | os.PathLike[str], formats: str) -> Any:
@@ -155,15 +141,16 @@ def load_json(path: str | os.PathLike[str], formats: str) -> Any:
         raise TreeoptError(Code.FILE_INVALID, f"{path} is not JSON: {error}", at=str(path), why=formats) from error
 
 
-def _load(path: str | os.PathLike[str], schema: type[Record], command: str) -> Record:
-    formats = _FORMATS.format(command)
+def load_result(path: str | os.PathLike[str], schema: type[Record]) -> Record:
+    """The result of the command whose `--json` prints this schema."""
+    formats = _FORMATS.format(_COMMANDS[schema])
     data = load_json(path, formats)
     try:
         return schema.model_validate(data)
     except ValidationError as error:
         faults = error.errors(include_url=False)
         lines: list[str] = [f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in faults[:10]]
-        what = f"{path} is not a result of treeopt {command}"
+        what = f"{path} is not a result of treeopt {_COMMANDS[schema]}"
         raise TreeoptError(Code.FILE_INVALID, what, at="\n".join([str(path), *lines]), why=formats) from error
 
 

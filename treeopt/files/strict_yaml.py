@@ -62,13 +62,10 @@ def parse(path: Path, raw: bytes) -> Document:
     """The document in the bytes of a file; E203 where it is too large, empty, not YAML, or breaks a rule above."""
     if len(raw) > MAX_BYTES:
         raise _fault(path, 1, 1, f"has {len(raw):,} bytes; at most {MAX_BYTES:,} are read")
+    text = decoded(path, raw)
     try:
-        text = raw.decode()
         _check_events(path, text)
         node = yaml.compose(text, Loader=_LOADER)
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise _fault(path, line, 1, f"is not UTF-8 text (byte {error.start})") from error
     except yaml.MarkedYAMLError as error:
         raise _fault(path, *_place(error.problem_mark), f"is not YAML: {error.problem}") from error
     except yaml.YAMLError as error:
@@ -77,6 +74,15 @@ def parse(path: Path, raw: bytes) -> Document:
         raise _fault(path, 1, 1, "is empty")
     marks: Marks = {}
     return Document(path, _convert(path, node, (), marks), marks)
+
+
+def decoded(path: Path, raw: bytes, formats: str = "") -> str:
+    """The text of a file in UTF-8; E203, with the formats that are expected, where it is none."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise refusal(path, f"is not UTF-8 text (byte {error.start})", formats, at=f"{path}:{line}:1") from error
 
 
 def _check_events(path: Path, text: str) -> None:
@@ -168,7 +174,7 @@ def check(document: Document, schema: type[S], name: str) -> S:
         what = f"{document.path} says schema {found!r}, but this treeopt reads {name!r}"
         raise TreeoptError(Code.FILE_INVALID, what, at=document.at(("schema",)))
     try:
-        return schema.model_validate(data)
+        return of_json(schema, data)
     except ValidationError as error:
         faults = [(tuple(fault["loc"]), fault["msg"]) for fault in error.errors(include_url=False)]
         raise faults_error(document, name, faults) from error

@@ -21,7 +21,17 @@ from treeopt.files.bundled import zoo
 from treeopt.files.choices import is_choices, parse_choices
 from treeopt.files.configurations import decimal, entries, flow_mapping, stored_lines
 from treeopt.files.outputs import LONGEST, TREE, write_marked
-from treeopt.files.strict_yaml import OURS, TREE_FORMATS, Document, Schema, check, faults_error, read_text, refusal
+from treeopt.files.strict_yaml import (
+    OURS,
+    TREE_FORMATS,
+    Document,
+    Schema,
+    check,
+    decoded,
+    faults_error,
+    read_text,
+    refusal,
+)
 from treeopt.files.tensors import canonical_json
 from treeopt.tree import MAX_RANK, Expected, Tree, path_faults
 from treeopt.tree import Path as RankPath
@@ -36,7 +46,7 @@ _ROUNDED = 1 + 1e-6  # figures of files have seven digits
 class PathLine(Schema):
     """One node: its ranks, one for each head, and the estimated probability that all of them are right."""
 
-    path: list[Annotated[int, Field(ge=0, le=MAX_RANK)]]
+    path: tuple[Annotated[int, Field(ge=0, le=MAX_RANK)], ...]
     value: float | None = Field(default=None, ge=0.0, le=1.0)
 
 
@@ -124,7 +134,7 @@ def read_plan(name_or_path: str | os.PathLike[str]) -> Document | Tree:
     raw = read_text(path, TREE_FORMATS)
     text = raw.decode("utf-8-sig", errors="replace")
     if is_choices(text) or (path.suffix == ".py" and "schema:" not in text):
-        _check_utf8(path, raw)
+        decoded(path, raw, TREE_FORMATS)
         return parse_choices(path, text)
     try:
         return strict_yaml.parse(path, raw)
@@ -142,7 +152,7 @@ def tree_of(document: Document) -> Tree:
     """The tree of a document; E203 with every fault (at most 10) and its place."""
     _check_kind(document)
     content = check(document, TreeFile, SCHEMA)
-    paths = [tuple(line.path) for line in content.paths]
+    paths = [line.path for line in content.paths]
     values = [line.value for line in content.paths]
     faults: list[tuple[tuple[str | int, ...], str]] = [(("paths", i), text) for i, text in path_faults(paths)]
     if len(paths) + 1 != content.nodes:
@@ -203,15 +213,6 @@ def _check_kind(document: Document) -> None:
         found = f" of {', '.join(list(data)[:4])}" if isinstance(data, dict) else ""
         fix = "treeopt import FILE reads the trees of engines"
         raise refusal(path, f"is {kind}{found} without a schema, not a {SCHEMA} file", TREE_FORMATS, fix=fix)
-
-
-def _check_utf8(path: Path, raw: bytes) -> None:
-    try:
-        raw.decode()
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        what = f"is not UTF-8 text (byte {error.start})"
-        raise refusal(path, what, TREE_FORMATS, at=f"{path}:{line}:1") from error
 
 
 def drafter_fields(line: DrafterLine | None, path: Path, source: dict[str, Any]) -> dict[str, Any]:

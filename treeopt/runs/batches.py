@@ -23,11 +23,7 @@ Tally = Callable[[str, int], int]  # adds a number to a sum of all processes, an
 
 
 class BatchRun(Generic[T]):
-    """A run whose batches are not stored: all processes get all results, as JSON through the store of their messages.
-
-    Args:
-        team: the processes; None for this one alone, which makes each batch when it is needed.
-    """
+    """A run whose batches are not stored; without a `team` this process makes each when it is needed."""
 
     def __init__(self, team: Processes | None = None) -> None:
         self.team = team

@@ -30,13 +30,7 @@ _held: dict[tuple[int, str], int] = {}
 
 
 class Lock:
-    """The lock of a run.
-
-    Within a process it can be taken again, such as by a run that continues one that an exception ended.
-
-    Args:
-        run: the file or folder of the unfinished run.
-    """
+    """The lock of an unfinished run, a file or folder; its process can take it again, such as after an exception."""
 
     def __init__(self, run: Path) -> None:
         self._run = run

@@ -35,12 +35,7 @@ _RESUME = "the same command again, with --resume where it has it"
 
 
 class ProcessFailed(Exception):
-    """An error of another process, as that process would print it.
-
-    Args:
-        report: the fields of `TreeoptError.as_dict`, with the number of the process; `error` is `bug` for other
-            exceptions.
-    """
+    """An error of another process, as that process would print it: its `TreeoptError.as_dict`, or `error: bug`."""
 
     def __init__(self, report: Mapping[str, Any]) -> None:
         super().__init__(report["what"])
@@ -48,15 +43,7 @@ class ProcessFailed(Exception):
 
 
 class Processes:
-    """The processes of a run, as one of them sees them.
-
-    Args:
-        store: holds the messages.
-        rank: the number of this process.
-        size: number of processes.
-        started: what watches the processes that this one started; None where another program did.
-        watched: whether the first process started this one.
-    """
+    """The processes of a run as number `rank` sees them; it watches those it `started`, and may be `watched` itself."""
 
     def __init__(
         self, store: Store, rank: int, size: int, *, started: ProcessContext | None = None, watched: bool = False

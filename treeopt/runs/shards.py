@@ -105,12 +105,15 @@ class AnswerShard:
             raise ValueError(f"there is no {missing}, a batch of shard {self.shard}")
 
 
-class _AnswerHeader(Schema):
-    schema_name: Literal["treeopt.answers/1"] = Field(alias="schema")
+class _Part(Schema):
     shard: int
     shards: int
     batches: int
     settings: dict[str, Any]
+
+
+class _AnswerHeader(_Part):
+    schema_name: Literal["treeopt.answers/1"] = Field(alias="schema")
     chunks: dict[Annotated[str, Field(pattern=r"^answers-[0-9]{6,}$")], dict[str, Any]]  # names of files in `fill_work`
     configuration: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
@@ -121,12 +124,8 @@ class _SkippedHeader(Schema):
     reason: str
 
 
-class _ShardHeader(Contents):
+class _ShardHeader(Contents, _Part):
     schema_name: Literal["treeopt.shard/1"] = Field(alias="schema")
-    shard: int
-    shards: int
-    batches: int
-    settings: dict[str, Any]
     heads: int
     answers_cut: int
     skipped: list[_SkippedHeader]
@@ -137,13 +136,16 @@ def save_shard(part: CalibrationShard, path: str | os.PathLike[str], *, overwrit
     """Write a shard; equal content gives equal bytes."""
     arrays, header = content_of(part.calibration, path)
     header |= {
-        "schema": SCHEMA,
-        "shard": part.shard.index,
-        "shards": part.shard.count,
-        **{name: getattr(part, name) for name in ("batches", "settings", "heads", "answers_cut")},
+        **_shared(part, SCHEMA),
+        **{name: getattr(part, name) for name in ("heads", "answers_cut")},
         **{name: list(map(dict, getattr(part, name))) for name in ("skipped", "turns_skipped")},
     }
     write_arrays(path, arrays, header, overwrite=overwrite)
+
+
+def _shared(part: CalibrationShard | AnswerShard, schema: str) -> dict[str, Any]:
+    place = {"shard": part.shard.index, "shards": part.shard.count, "batches": part.batches}
+    return {"schema": schema, **place, "settings": dict(part.settings)}
 
 
 def load_shard(path: str | os.PathLike[str]) -> CalibrationShard:
@@ -165,11 +167,7 @@ def load_shard(path: str | os.PathLike[str]) -> CalibrationShard:
 def save_answers(part: AnswerShard, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Write a shard of answers; equal content gives equal bytes."""
     header = {
-        "schema": ANSWERS_SCHEMA,
-        "shard": part.shard.index,
-        "shards": part.shard.count,
-        "batches": part.batches,
-        "settings": dict(part.settings),
+        **_shared(part, ANSWERS_SCHEMA),
         "chunks": {name: dict(data) for name, (_, data) in part.chunks.items()},
         **({KEY: part.configuration} if part.configuration else {}),
     }
