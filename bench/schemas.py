@@ -14,12 +14,12 @@ from typing import Any
 
 from timing import add_tiny, machine
 
-from treeopt.files import calibrations, drafters, policies, profiles, results, trees
+from treeopt.files import calibrations, drafters, profiles, results, trees
 from treeopt.texts import prompts
 
 MODELS: dict[str, Any] = {
     "tree": trees.TreeFile,
-    "policy": policies.PolicyFile,
+    "policy": trees.PolicyFile,
     "profile": profiles.ProfileFile,
     "prompts": prompts.PromptSetFile,
     "calibration": calibrations.CalibrationHeader,

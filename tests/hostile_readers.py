@@ -29,12 +29,11 @@ from treeopt.files.calibrations import load_calibration
 from treeopt.files.configurations import configuration_yaml, stored_configuration
 from treeopt.files.drafters import load_drafter
 from treeopt.files.outputs import unedited_kind
-from treeopt.files.policies import load_plan, load_plan_for
 from treeopt.files.profiles import load_profile
 from treeopt.files.results import ComparisonResult, DecodingResult, ValidationResult, load_result
 from treeopt.files.strict_yaml import check, load
 from treeopt.files.tensors import unedited_schema
-from treeopt.files.trees import load_tree
+from treeopt.files.trees import load_plan, load_plan_for, load_tree
 from treeopt.models.adapters import CONFIG_FILE, NOTE_FILE, WEIGHTS_FILE, read_adapter
 from treeopt.models.base import load_tokenizer
 from treeopt.models.checkpoint import check_files
@@ -181,7 +180,7 @@ def _with_note(folder: Path) -> None:
     (folder / "a.bin").touch()
 
 
-_TREES = "load_tree", "read_plan", "read_text"
+_TREES = "load_tree", "_read_plan", "read_text"
 _RESULTS = "load_result", "load_json"
 READERS: dict[str, Reader] = {
     "tree": Reader(load_tree, "t.yaml", seeds.trees, damage_yaml, _TREES),

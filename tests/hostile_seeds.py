@@ -24,10 +24,9 @@ from treeopt.drafting.count import NgramCounts
 from treeopt.export.growmaps import growmap_pt, growmap_text
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import save_drafter
-from treeopt.files.policies import policy_yaml
 from treeopt.files.profiles import profile_yaml
 from treeopt.files.tensors import write_arrays
-from treeopt.files.trees import tree_yaml
+from treeopt.files.trees import policy_yaml, tree_yaml
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.policy import PolicyExpected, TreePolicy
 from treeopt.runs.shards import AnswerShard, CalibrationShard, Shard, save_answers, save_shard

@@ -28,10 +28,10 @@ from .files.calibrations import load_calibration as load_calibration
 from .files.calibrations import save_calibration as save_calibration
 from .files.drafters import load_drafter as load_drafter
 from .files.drafters import save_drafter as save_drafter
-from .files.policies import load_plan as load_plan
-from .files.policies import save_policy as save_policy
 from .files.profiles import load_profile as load_profile
+from .files.trees import load_plan as load_plan
 from .files.trees import load_tree as load_tree
+from .files.trees import save_policy as save_policy
 from .files.trees import save_tree as save_tree
 from .latency import LatencyProfile as LatencyProfile
 from .models.auto_batch import AutoBatch as AutoBatch

@@ -10,8 +10,8 @@ from per_step_traces import traced
 from program import treeopt, treeopt_json
 
 from treeopt.files.calibrations import save_calibration
-from treeopt.files.policies import load_plan
 from treeopt.files.profiles import save_profile
+from treeopt.files.trees import load_plan
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.policy import TreePolicy
 

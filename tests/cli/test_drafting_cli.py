@@ -15,8 +15,7 @@ from program import error_number, error_of, treeopt, treeopt_json
 from treeopt.defaults import HEADS, STEP_SIZES
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
-from treeopt.files.policies import load_plan
-from treeopt.files.trees import load_tree
+from treeopt.files.trees import load_plan, load_tree
 from treeopt.policy import TreePolicy
 
 

@@ -14,8 +14,7 @@ from program import error_number, treeopt
 from tiny import chat_base, random_heads, tiny_base
 
 from treeopt.files.drafters import save_drafter
-from treeopt.files.policies import save_policy
-from treeopt.files.trees import save_tree
+from treeopt.files.trees import save_policy, save_tree
 from treeopt.models.head_files import save_heads
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree

@@ -19,8 +19,7 @@ from looped import looped
 from treeopt.cli.app import program
 from treeopt.cli.generate_command import _prompt, _shaded
 from treeopt.decode.stream import Piece
-from treeopt.files.policies import plan_id
-from treeopt.files.trees import load_tree
+from treeopt.files.trees import load_tree, plan_id
 from treeopt.models.base import Base
 
 HEADS = "models/tinystories-260k-medusa"

@@ -18,8 +18,8 @@ from treeopt.drafter import Drafter
 from treeopt.files.bundled import pocket
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
-from treeopt.files.policies import load_plan
 from treeopt.files.profiles import load_profile
+from treeopt.files.trees import load_plan
 from treeopt.models import given as pair_module
 
 LITTLE = ("--learn-tokens", "600")

@@ -18,8 +18,7 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.plans import untrained
 from treeopt.files.bundled import POCKET
 from treeopt.files.drafters import save_drafter
-from treeopt.files.policies import save_policy
-from treeopt.files.trees import save_tree
+from treeopt.files.trees import save_policy, save_tree
 from treeopt.models.base import Base, load_base
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree

@@ -15,9 +15,8 @@ from report_pages import COMPARISON, DECODING, PROFILE, TREE, VALIDATION, Page
 from treeopt.calibration import Calibration
 from treeopt.cli.app import program
 from treeopt.files.calibrations import load_calibration, save_calibration
-from treeopt.files.policies import plan_id, save_policy
 from treeopt.files.profiles import save_profile
-from treeopt.files.trees import save_tree
+from treeopt.files.trees import plan_id, save_policy, save_tree
 from treeopt.policy import PolicyExpected, TreePolicy
 from treeopt.view.report_data import PARTS
 

@@ -21,7 +21,7 @@ from treeopt.drafter import Drafter
 from treeopt.files.bundled import prompt_sets, zoo
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import save_drafter
-from treeopt.files.policies import policy_yaml
+from treeopt.files.trees import policy_yaml
 from treeopt.policy import TreePolicy
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -21,8 +21,7 @@ from treeopt.cli.validate_report import lossless_rows
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import DraftMetrics, Step
 from treeopt.evaluate.baselines import Baseline, Call, Run, with_generate
-from treeopt.files.policies import plan_id
-from treeopt.files.trees import save_tree
+from treeopt.files.trees import plan_id, save_tree
 from treeopt.models.base import Base, load_base
 from treeopt.models.head_files import load_heads
 from treeopt.tree import Tree

@@ -29,8 +29,7 @@ from treeopt.decode.generate import TreeGenerateOutput
 from treeopt.decode.rules import Sample
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import save_drafter
-from treeopt.files.policies import save_policy
-from treeopt.files.trees import save_tree
+from treeopt.files.trees import save_policy, save_tree
 from treeopt.models.base import Base
 from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads

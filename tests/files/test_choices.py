@@ -18,8 +18,7 @@ from refusals import refusal_of
 from treeopt.errors import Code, TreeoptError
 from treeopt.files import choices
 from treeopt.files.choices import choices_text
-from treeopt.files.policies import load_plan
-from treeopt.files.trees import load_tree, save_tree
+from treeopt.files.trees import load_plan, load_tree, save_tree
 from treeopt.tree import Tree
 
 SMALL = Tree(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)))

@@ -21,9 +21,8 @@ from treeopt.files import strict_yaml, tensors
 from treeopt.files.bundled import pocket, prompt_sets, zoo
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import save_drafter
-from treeopt.files.policies import load_plan, save_policy
 from treeopt.files.profiles import save_profile
-from treeopt.files.trees import load_tree
+from treeopt.files.trees import load_plan, load_tree, save_policy
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree

@@ -14,8 +14,7 @@ from refusals import refusal_of
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.outputs import BUFFERS, PICTURE, TREE, check_distinct, check_no_input, check_output, write_marked
-from treeopt.files.policies import save_policy
-from treeopt.files.trees import load_tree, save_tree
+from treeopt.files.trees import load_tree, save_policy, save_tree
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_tree, save_buffers

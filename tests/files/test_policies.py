@@ -13,8 +13,7 @@ from treeopt.decode.plans import as_plan_for
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import save_drafter
-from treeopt.files.policies import load_plan, load_plan_for, plan_id, policy_yaml, save_policy
-from treeopt.files.trees import load_tree, save_tree
+from treeopt.files.trees import load_plan, load_plan_for, load_tree, plan_id, policy_yaml, save_policy, save_tree
 from treeopt.policy import PolicyExpected, TreePolicy
 from treeopt.tree import Tree
 

@@ -217,7 +217,7 @@ def _shares(text: str, tasks: int) -> list[float]:
 def _run_dynamic(console: Console, options: dict[str, Any]) -> None:
     """A policy from one calibration, or none where a profile says that plain decoding is as fast."""
     from treeopt.files.calibrations import load_calibration
-    from treeopt.files.policies import save_plan
+    from treeopt.files.trees import save_plan
     from treeopt.optimize.tree_builder import build_tree
 
     check_static_only((*_STATIC, *_ONE_DRAFTER))
@@ -249,8 +249,8 @@ def _policy(console: Console, options: dict[str, Any], calibration: Calibration)
 def _run_auto(console: Console, options: dict[str, Any]) -> None:
     """The fastest tree or policy over the drafters of several calibrations."""
     from treeopt.files.calibrations import load_calibration
-    from treeopt.files.policies import save_plan
     from treeopt.files.profiles import load_profile
+    from treeopt.files.trees import save_plan
     from treeopt.optimize.auto_drafter import choose_drafter
     from treeopt.optimize.build_job import BuildJob
 

@@ -129,7 +129,7 @@ def origin_of(
     base: Base, loaded: LoadedHeads | None, draft: Base | None = None, plan: Plan | None = None
 ) -> dict[str, Any]:
     """The keys `command` and `made_with` of a result of the running command."""
-    from treeopt.files.policies import plan_id
+    from treeopt.files.trees import plan_id
 
     made_with = {
         "model": base.name,

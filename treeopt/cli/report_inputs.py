@@ -17,7 +17,6 @@ from treeopt.cli.drafters import warn_edited
 from treeopt.defaults import HEADS, KINDS, ONE_NODE, REPORT_INPUTS_FILE
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import load_calibration
-from treeopt.files.policies import load_plan, plan_id
 from treeopt.files.profiles import load_profile
 from treeopt.files.read import leaves_folder, stays_in
 from treeopt.files.results import (
@@ -28,6 +27,7 @@ from treeopt.files.results import (
     load_json,
     load_result,
 )
+from treeopt.files.trees import load_plan, plan_id
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import check_priced
 from treeopt.optimize.curve import Curve, Timing

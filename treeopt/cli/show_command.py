@@ -101,7 +101,7 @@ def _show_options(console: Console, file: str) -> None:
 
 
 def _show_plan(console: Console, name: str, calibration: str | None) -> None:
-    from treeopt.files.policies import load_plan
+    from treeopt.files.trees import load_plan
     from treeopt.optimize.per_step import replay_policy
     from treeopt.optimize.replay import replay
     from treeopt.tree import Tree
@@ -138,8 +138,7 @@ def _show_plan(console: Console, name: str, calibration: str | None) -> None:
 def _show_text(console: Console, name: str, layout: str, calibration: str | None) -> None:
     """Print a plan as the text of a file."""
     from treeopt.files.choices import choices_text
-    from treeopt.files.policies import load_plan, policy_yaml
-    from treeopt.files.trees import tree_yaml
+    from treeopt.files.trees import load_plan, policy_yaml, tree_yaml
     from treeopt.tree import Tree
 
     for other, present in (("--json", console.for_programs), ("--calibration", calibration is not None)):

@@ -7,8 +7,7 @@ import os
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import load_drafter
-from treeopt.files.policies import load_plan, load_plan_for
-from treeopt.files.trees import GivenTree, as_tree
+from treeopt.files.trees import GivenTree, as_tree, load_plan, load_plan_for
 from treeopt.policy import Plan, TreePolicy
 
 GivenPlan = GivenTree | TreePolicy

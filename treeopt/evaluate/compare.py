@@ -52,8 +52,7 @@ from treeopt.evaluate.learn_drafter import figures_of, plans_of, timed
 from treeopt.evaluate.metrics import Metrics
 from treeopt.evaluate.profile import AcceptDeepest
 from treeopt.evaluate.runs import Runs, decode_all, made_by
-from treeopt.files.policies import plan_id
-from treeopt.files.trees import load_tree
+from treeopt.files.trees import load_tree, plan_id
 from treeopt.models.base import Base
 from treeopt.models.compatibility import check_heads_fit, heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads

@@ -1,4 +1,4 @@
-"""Tree files: YAML with one line for each path, in runtime order, so that two trees can be compared by line.
+"""Files of trees and policies: YAML with one line for each path, in runtime order, or for each rule of a step's tree.
 
 Wherever a tree file is read, a file with a list of paths (`treeopt.files.choices`) is read as well.
 """
@@ -13,13 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, FiniteFloat
 
+from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError, counted
 from treeopt.files import strict_yaml
 from treeopt.files.bundled import zoo
 from treeopt.files.choices import is_choices, parse_choices
 from treeopt.files.configurations import decimal, entries, flow_mapping, stored_lines
+from treeopt.files.drafters import load_drafter
 from treeopt.files.outputs import LONGEST, TREE, write_marked
 from treeopt.files.strict_yaml import (
     OURS,
@@ -33,11 +35,12 @@ from treeopt.files.strict_yaml import (
     refusal,
 )
 from treeopt.files.tensors import canonical_json
+from treeopt.policy import Plan, PolicyExpected, TreePolicy
 from treeopt.tree import MAX_RANK, Expected, Tree, path_faults
 from treeopt.tree import Path as RankPath
 
 SCHEMA = "treeopt.tree/1"
-POLICY = "treeopt.policy/1"  # of the files that `treeopt.files.policies` reads
+POLICY = "treeopt.policy/1"
 GivenTree = Tree | str | os.PathLike[str] | Iterable[Sequence[int]]
 _SUFFIXES = (".yaml", ".yml", ".json", ".py", ".txt")
 _ROUNDED = 1 + 1e-6  # figures of files have seven digits
@@ -90,6 +93,31 @@ class TreeFile(Schema):
     paths: list[PathLine]
 
 
+class PolicyExpectedLine(Schema):
+    """`treeopt.policy.PolicyExpected` in a file."""
+
+    replay: float = Field(ge=1.0)
+    estimated: float = Field(ge=1.0)
+    nodes: float = Field(ge=1.0)
+    low: float | None = Field(default=None, ge=0.0)
+    high: float | None = Field(default=None, ge=0.0)
+
+
+class PolicyFile(Schema):
+    """The format `treeopt.policy/1`. Files written by 0.x have the key `prices` for `size_cost`."""
+
+    schema_name: Literal["treeopt.policy/1"] = Field(alias="schema")
+    kind: Literal["dynamic"]
+    made_by: str | None = None
+    nodes: int
+    depth: int
+    expected_tokens_per_step: PolicyExpectedLine | None = None
+    drafter: DrafterLine
+    size_cost: tuple[tuple[int, FiniteFloat], ...] = Field((), validation_alias=AliasChoices("size_cost", "prices"))
+    calibration: dict[str, str | int] | None = None
+    configuration: dict[str, dict[str, Any]] | None = None
+
+
 def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
     """A tree from a file, or by its name in `treeopt list`.
 
@@ -100,17 +128,43 @@ def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
         TreeoptError: E104 where there is no such file or name; E203 where the file is not a tree.
         TypeError: where a list is given in place of a name: `Tree.from_paths` takes it.
     """
-    found = read_plan(name_or_path)
+    found = _read_plan(name_or_path)
     if isinstance(found, Tree):
         return found
-    if schema_of(found) == POLICY:
+    if _schema_of(found) == POLICY:
         raise TreeoptError(
             Code.FILE_INVALID,
             f"{found.path} is a policy ({POLICY}): it has a tree for each step, not one tree",
             why="it has no paths to draw, compile or replay",
             fix="use it with treeopt validate and treeopt generate, or treeopt build --kind static makes one tree",
         )
-    return tree_of(found)
+    return _tree_of(found)
+
+
+def load_plan(name_or_path: str | os.PathLike[str]) -> Plan:
+    """A policy from a file, or a tree as `treeopt.files.trees.load_tree` gives it.
+
+    Raises:
+        TreeoptError: as `load_tree`.
+    """
+    found = _read_plan(name_or_path)
+    if isinstance(found, Tree):
+        return found
+    return _policy_of(found) if _schema_of(found) == POLICY else _tree_of(found)
+
+
+def load_plan_for(name_or_path: str | os.PathLike[str]) -> tuple[Plan, Drafter | None]:
+    """A tree or policy with the drafter that it names."""
+    plan = load_plan(name_or_path)
+    file = plan.source.get("drafter") if plan.drafter else None
+    if file is not None and not os.path.exists(file):
+        raise TreeoptError(
+            Code.FILE_MISSING,
+            f"there is no {file}, the drafter that {name_or_path} names",
+            why="a tree is valid for one drafter only; learning again gives another drafter",
+            fix="--drafter FILE, or put the drafter back in its place",
+        )
+    return plan, None if file is None else load_drafter(file)
 
 
 def as_tree(tree: GivenTree) -> Tree:
@@ -120,7 +174,25 @@ def as_tree(tree: GivenTree) -> Tree:
     return tree if isinstance(tree, Tree) else Tree.from_paths(tree)
 
 
-def read_plan(name_or_path: str | os.PathLike[str]) -> Document | Tree:
+def as_policy(policy: TreePolicy | str | os.PathLike[str]) -> TreePolicy:
+    """A policy: given as a record, or as the name of a file."""
+    found = load_plan(policy) if isinstance(policy, (str, os.PathLike)) else policy
+    if not isinstance(found, TreePolicy):
+        raise TypeError(f"a policy is a TreePolicy, or the name of its file; this is a {type(found).__name__}")
+    return found
+
+
+def plan_id(plan: Plan) -> str:
+    """The id of a tree or policy: equal where the same nodes are verified, whatever values and figures it has."""
+    content: dict[str, Any] = {"drafter": plan.drafter}
+    if isinstance(plan, TreePolicy):
+        content |= {"nodes": plan.nodes, "depth": plan.depth, "size_cost": plan.size_cost}
+    else:
+        content |= {"paths": sorted(plan.paths)}
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:16]
+
+
+def _read_plan(name_or_path: str | os.PathLike[str]) -> Document | Tree:
     """The content of a file, or of a bundled tree: a list of paths as a tree, YAML as a document."""
     if not isinstance(name_or_path, (str, os.PathLike)):
         what = f"a tree is loaded by the name of a file or of `treeopt list`, not by a {type(name_or_path).__name__}"
@@ -142,13 +214,13 @@ def read_plan(name_or_path: str | os.PathLike[str]) -> Document | Tree:
         raise TreeoptError(error.code, error.what, at=error.at, why=TREE_FORMATS, fix=error.fix) from error
 
 
-def schema_of(document: Document) -> str | None:
+def _schema_of(document: Document) -> str | None:
     """The schema of a document; None where it has none."""
     found = document.data.get("schema") if isinstance(document.data, dict) else None
     return found if isinstance(found, str) else None
 
 
-def tree_of(document: Document) -> Tree:
+def _tree_of(document: Document) -> Tree:
     """The tree of a document; E203 with every fault (at most 10) and its place."""
     _check_kind(document)
     content = check(document, TreeFile, SCHEMA)
@@ -163,7 +235,7 @@ def tree_of(document: Document) -> Tree:
     if expected and expected.paths_sha256 != _paths_sha256(tuple(paths)):
         expected = None  # the paths were edited, so the figures are those of another tree
     faults += _child_faults(paths, values)
-    faults += figure_faults(expected, max(map(len, paths), default=0))
+    faults += _figure_faults(expected, max(map(len, paths), default=0))
     if faults:
         raise faults_error(document, SCHEMA, faults)
     known = [value for value in values if value is not None]
@@ -173,12 +245,31 @@ def tree_of(document: Document) -> Tree:
     return Tree.from_paths(
         paths,
         known if known else None,
-        **drafter_fields(content.drafter, document.path, source),
+        **_drafter_fields(content.drafter, document.path, source),
         expected=Expected(**expected.model_dump(exclude={"paths_sha256"})) if expected else None,
     )
 
 
-def figure_faults(expected: Schema | None, depth: int) -> list[tuple[tuple[str | int, ...], str]]:
+def _policy_of(document: Document) -> TreePolicy:
+    content = check(document, PolicyFile, POLICY)
+    source = content.model_dump(include={"made_by", "calibration", "configuration"}, exclude_none=True)
+    line = content.expected_tokens_per_step
+    faults = _figure_faults(line, content.depth)
+    if faults:
+        raise faults_error(document, POLICY, faults)
+    try:
+        return TreePolicy(
+            nodes=content.nodes,
+            depth=content.depth,
+            size_cost=content.size_cost,
+            expected=PolicyExpected(**line.model_dump()) if line else None,
+            **_drafter_fields(content.drafter, document.path, source),
+        )
+    except TreeoptError as error:
+        raise faults_error(document, POLICY, [(("nodes",), error.what)]) from error
+
+
+def _figure_faults(expected: Schema | None, depth: int) -> list[tuple[tuple[str | int, ...], str]]:
     """Place and text of each figure that no tree of this depth has: a step gives 1 to 1 + depth tokens."""
     figures = {} if expected is None else expected.model_dump(exclude_none=True)
     faults: list[tuple[tuple[str | int, ...], str]] = []
@@ -204,7 +295,7 @@ def _child_faults(paths: Sequence[RankPath], values: Sequence[float | None]) -> 
 
 def _check_kind(document: Document) -> None:
     """Raise E203 where a document is not a tree, with its kind."""
-    path, data, schema = document.path, document.data, schema_of(document)
+    path, data, schema = document.path, document.data, _schema_of(document)
     if schema in OURS:
         kind, use = OURS[schema]
         raise refusal(path, f"is {kind} ({schema}), not a tree", TREE_FORMATS, at=document.at(("schema",)), fix=use)
@@ -215,7 +306,7 @@ def _check_kind(document: Document) -> None:
         raise refusal(path, f"is {kind}{found} without a schema, not a {SCHEMA} file", TREE_FORMATS, fix=fix)
 
 
-def drafter_fields(line: DrafterLine | None, path: Path, source: dict[str, Any]) -> dict[str, Any]:
+def _drafter_fields(line: DrafterLine | None, path: Path, source: dict[str, Any]) -> dict[str, Any]:
     """The fields of a record about its drafter, whose file is relative to the record's folder."""
     if line is None:
         return {"source": source}
@@ -224,7 +315,7 @@ def drafter_fields(line: DrafterLine | None, path: Path, source: dict[str, Any])
     return {"drafter": line.id, "source": source}
 
 
-def drafter_line(drafter: str, source: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
+def _drafter_line(drafter: str, source: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
     """The line about a record's drafter; its file is relative to the folder that the record is written to."""
     file = source.get("drafter")
     relative = None if file is None else os.path.relpath(file, Path(path).parent)
@@ -243,6 +334,19 @@ def save_tree(tree: GivenTree, path: str | os.PathLike[str]) -> None:
     write_marked(path, text, TREE)
 
 
+def save_policy(policy: TreePolicy | str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Write a policy as YAML; `load_plan` returns an equal one. An existing file is replaced."""
+    write_marked(path, policy_yaml(as_policy(policy), path), TREE)
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write a tree or a policy as YAML, which `load_plan` reads. An existing file is replaced."""
+    if isinstance(plan, TreePolicy):
+        save_policy(plan, path)
+    else:
+        save_tree(plan, path)
+
+
 def tree_yaml(tree: Tree, path: str | os.PathLike[str] = "tree.yaml") -> str:
     """The text of a tree file that is to be written to `path`."""
     lines = [
@@ -256,13 +360,34 @@ def tree_yaml(tree: Tree, path: str | os.PathLike[str] = "tree.yaml") -> str:
         figures = {**dataclasses.asdict(tree.expected), "paths_sha256": _paths_sha256(tree.paths)}
         lines.append(f"expected_tokens_per_step: {flow_mapping(figures)}")
     if tree.drafter:
-        lines.append(drafter_line(tree.drafter, tree.source, path))
+        lines.append(_drafter_line(tree.drafter, tree.source, path))
     lines += [*entries(tree.source, "method", "calibration"), *stored_lines(tree.source)]
     lines.append("paths:" if tree.paths else "paths: []")
     values = tree.values or (None,) * len(tree.paths)
     for ranks, value in zip(tree.paths, values, strict=True):
         tail = "" if value is None else f", value: {decimal(value)}"
         lines.append(f"- {{path: {list(ranks)}{tail}}}")
+    return "\n".join(lines) + "\n"
+
+
+def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") -> str:
+    """The text of a policy file that is to be written to `path`."""
+    lines = [
+        f"# at every step the {policy.nodes} most likely nodes, root counted",
+        f"schema: {POLICY}",
+        "kind: dynamic",
+    ]
+    if policy.size_cost:
+        lines[0] = f"# at every step the most likely nodes, at most {policy.nodes}, by estimated tokens and cost"
+    lines += [*entries(policy.source, "made_by"), f"nodes: {policy.nodes}", f"depth: {policy.depth}"]
+    if policy.expected:
+        lines += ["# tokens per step = 1 + accepted drafts per step, over the calibration's text"]
+        lines += [f"expected_tokens_per_step: {flow_mapping(vars(policy.expected))}"]
+    lines.append(_drafter_line(policy.drafter, policy.source, path))
+    if policy.size_cost:
+        lines += ["# nodes, and the cost of a step of that size in tokens", "size_cost:"]
+        lines += [f"- [{size}, {decimal(cost)}]" for size, cost in policy.size_cost]
+    lines += [*entries(policy.source, "calibration"), *stored_lines(policy.source)]
     return "\n".join(lines) + "\n"
 
 

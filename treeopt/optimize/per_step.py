@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from treeopt.calibration import Calibration
 from treeopt.defaults import KINDS, ONE_NODE, STEP_SIZES
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.policies import as_policy
+from treeopt.files.trees import as_policy
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, check_priced, drafting_seconds, step_seconds
 from treeopt.optimize.replay import Replay, TextSums, check_drafter, visits
@@ -40,7 +40,7 @@ def replay_policy(policy: TreePolicy | str | os.PathLike[str], calibration: Cali
 
     Raises:
         TreeoptError: E220 where the calibration has no traces of per-step trees; E223 where it is of another drafter;
-            as `treeopt.files.policies.as_policy`.
+            as `treeopt.files.trees.as_policy`.
     """
     policy = as_policy(policy)
     check_drafter(policy.drafter, calibration)
