@@ -32,9 +32,12 @@ def check_output(path: _Name, *, kind: str | None = None, force: bool, inputs: I
     if not target.exists() or force:
         return target
     found = None if kind is None else _cheap_kind(target)
-    if found is None or found != kind:
-        raise TreeoptError(Code.FILE_EXISTS, f"{path} exists", why=_reason(kind, found), fix=_FIX)
-    return target
+    if kind is not None and found == kind:
+        return target
+    why = f"only an unedited {kind} that treeopt wrote is replaced without --force" if kind and found is None else ""
+    why = f"it is a {found}, and the output is a {kind}" if found else why
+    fix = "choose another name with -o, or overwrite it with --force"
+    raise TreeoptError(Code.FILE_EXISTS, f"{path} exists", why=why, fix=fix)
 
 
 def check_no_input(path: _Name, *inputs: _Name | None) -> None:
@@ -60,21 +63,10 @@ def check_distinct(*outputs: _Name | None) -> None:
             raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="give each output a name of its own")
 
 
-_FIX = "choose another name with -o, or overwrite it with --force"
-
-
-def _reason(kind: str | None, found: str | None) -> str:
-    if kind is None:
-        return ""
-    if found is None:
-        return f"only an unedited {kind} that treeopt wrote is replaced without --force"
-    return f"it is a {found}, and the output is a {kind}"
-
-
 def _cheap_kind(path: Path) -> str | None:
     from treeopt.files.tensors import unedited_schema
 
-    return unedited_kind(path) or _SCHEMA_KINDS.get(unedited_schema(path) or "")
+    return unedited_kind(path) or (BUFFERS if unedited_schema(path) == BUFFERS_SCHEMA else None)
 
 
 def _ours(path: Path) -> bool:
@@ -86,14 +78,8 @@ def _ours(path: Path) -> bool:
 
 TREE, PICTURE, BUFFERS, REPORT = "tree", "picture", "compiled tree", "report"  # kinds that are fast to make again
 BUFFERS_SCHEMA = "treeopt.buffers/1"  # of compiled trees
-_SCHEMA_KINDS = {BUFFERS_SCHEMA: BUFFERS}
-_COMMENTS = {
-    ".svg": ("<!-- ", " -->"),
-    ".html": ("<!-- ", " -->"),
-    ".dot": ("// ", ""),
-    ".gv": ("// ", ""),
-}  # by suffix; YAML's otherwise
-_YAML_COMMENT = ("# ", "")
+_XML, _DOT, _YAML = ("<!-- ", " -->"), ("// ", ""), ("# ", "")  # before and after a comment
+_COMMENTS = {".svg": _XML, ".html": _XML, ".dot": _DOT, ".gv": _DOT}  # of pictures and reports; YAML's otherwise
 _MARK = re.compile(r"(?:<!-- |// |# )treeopt ([a-z ]+), unedited: sha256 ([0-9a-f]{64})(?: -->)?\n")
 LONGEST = 200  # bytes of a mark's line
 _PIECE = 1 << 20  # bytes that are hashed at a time
@@ -105,7 +91,7 @@ def write_marked(
     """Write a text, which must end with a line break, the configuration of its command as a comment, and its mark."""
     assert content.endswith("\n")
     written_as = Path(path).suffix.lower() if kind in (PICTURE, REPORT) else ""
-    before, after = _COMMENTS.get(written_as, _YAML_COMMENT)
+    before, after = _COMMENTS.get(written_as, _YAML)
     if configuration:
         content += f"{before}{comment_of(configuration)}{after}\n"
     digest = hashlib.sha256(content.encode()).hexdigest()
