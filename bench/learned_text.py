@@ -49,8 +49,7 @@ from treeopt.optimize.per_step import build_policy, replay_policy
 from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.progress import Progress, silent
-from treeopt.runs.batches import BatchRun
-from treeopt.runs.work import Chunk, chunk_name
+from treeopt.runs.work import BatchRun, Chunk, chunk_name
 from treeopt.texts.answers import AnswerOptions, Drawn, answer_all
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.hidden_states import hidden_states

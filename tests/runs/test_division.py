@@ -23,9 +23,8 @@ from treeopt.models.base import Base
 from treeopt.models.given import load_pair
 from treeopt.progress import silent
 from treeopt.runs import work as sharing_module
-from treeopt.runs.batches import ALONE, BatchRun
 from treeopt.runs.processes import Processes, ProcessFailed
-from treeopt.runs.work import Chunk, Work, chunk_name
+from treeopt.runs.work import ALONE, BatchRun, Chunk, Work, chunk_name
 from treeopt.tree import Tree
 
 NEW = 10

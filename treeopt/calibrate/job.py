@@ -20,9 +20,8 @@ from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress, silent
-from treeopt.runs.batches import ALONE, BatchRun
 from treeopt.runs.shards import Shard
-from treeopt.runs.work import Chunk, Work
+from treeopt.runs.work import ALONE, BatchRun, Chunk, Work
 from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.prompts import GivenPrompts, PromptSet, as_prompt_set
 from treeopt.traces import MAX_RANKS

@@ -12,8 +12,8 @@ from treeopt.cli.checks import given
 from treeopt.defaults import AUTO
 
 if TYPE_CHECKING:
-    from treeopt.runs.batches import BatchRun
     from treeopt.runs.processes import Processes
+    from treeopt.runs.work import BatchRun
 
 
 NO_PROCESSES = "--device-map divides one model among all devices: leave it out, or run one process"
@@ -96,6 +96,6 @@ def team_of(options: Mapping[str, Any]) -> Processes | None:
 
 def division_of(options: Mapping[str, Any]) -> BatchRun[Any]:
     """The processes that divide what the running command decodes; every one of them runs the rest of it too."""
-    from treeopt.runs.batches import BatchRun
+    from treeopt.runs.work import BatchRun
 
     return BatchRun(team_of(options))

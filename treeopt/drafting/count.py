@@ -21,8 +21,7 @@ from treeopt.models.base import Base
 from treeopt.models.logits import rows_at_once
 from treeopt.ngram_table import CONTEXT, NgramTable, context_keys
 from treeopt.progress import Progress, silent
-from treeopt.runs.batches import ALONE, BatchRun
-from treeopt.runs.work import Chunk, pack_rows, unpack_rows
+from treeopt.runs.work import ALONE, BatchRun, Chunk, pack_rows, unpack_rows
 from treeopt.texts.answers import Drawn
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states

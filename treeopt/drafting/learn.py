@@ -24,8 +24,7 @@ from treeopt.models.base import Base, Stopwatch
 from treeopt.models.heads import MedusaHeads
 from treeopt.ngram_table import CONTEXT, NgramTable
 from treeopt.progress import Progress, silent
-from treeopt.runs.batches import ALONE, BatchRun
-from treeopt.runs.work import Chunk
+from treeopt.runs.work import ALONE, BatchRun, Chunk
 from treeopt.sampling import check_seed, check_temperature
 from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.encode import Text

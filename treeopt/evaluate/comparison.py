@@ -15,7 +15,7 @@ from treeopt.evaluate.learn_drafter import setting_of
 from treeopt.evaluate.metrics import Metrics, Spread
 from treeopt.evaluate.runs import ValidateOptions
 from treeopt.optimize.budget import fastest
-from treeopt.runs.batches import ALONE, BatchRun
+from treeopt.runs.work import ALONE, BatchRun
 from treeopt.sampling import check_seed
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import GivenPrompts, Prompt, PromptSet, Skipped

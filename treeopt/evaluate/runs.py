@@ -34,7 +34,7 @@ from treeopt.optimize.per_step import replay_policy
 from treeopt.optimize.replay import Replay, most_used, replay
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress
-from treeopt.runs.batches import ALONE, BatchRun
+from treeopt.runs.work import ALONE, BatchRun
 from treeopt.texts.encode import Text, next_turn
 from treeopt.texts.prompts import Skipped
 from treeopt.traces import MAX_RANKS

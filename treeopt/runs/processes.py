@@ -1,7 +1,7 @@
 """The processes of one run and their messages, which torch's key-value store carries (torch.distributed.TCPStore).
 
 Process 0 leads: it prints, and writes all files but chunks of work. The messages are few and small: who makes what, who
-has come how far, errors, and small results (`treeopt.runs.batches`). No tensor is sent. `launched`
+has come how far, errors, and small results (`treeopt.runs.work`). No tensor is sent. `launched`
 starts those of `--nproc`.
 """
 

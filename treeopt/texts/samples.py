@@ -12,8 +12,7 @@ import torch
 from treeopt.models.auto_batch import AutoBatch, in_parts
 from treeopt.models.base import Base
 from treeopt.progress import Progress, silent
-from treeopt.runs.batches import ALONE, BatchRun
-from treeopt.runs.work import Chunk, pack_rows, unpack_rows
+from treeopt.runs.work import ALONE, BatchRun, Chunk, pack_rows, unpack_rows
 from treeopt.sampling import sample_seed
 from treeopt.texts.answers import Drawn, sample_texts
 from treeopt.texts.encode import Text
