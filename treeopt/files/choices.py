@@ -61,7 +61,7 @@ def literal(path: Path, text: str) -> Any:
         raise _fault(path, 1, 1, "holds zero bytes, as text in UTF-16 does, and is not UTF-8 text")
     _check_depth(path, text)
     with contextlib.suppress(ValueError):  # Python, or not a list
-        return parse_json(text)
+        return parse_json(text, finite=False)
     if len(text) > MAX_PYTHON:
         what = f"is not JSON, and has {len(text):,} characters; a list in Python may have {MAX_PYTHON:,}"
         raise _fault(path, 1, 1, what)

@@ -120,7 +120,9 @@ def profile_yaml(profile: LatencyProfile) -> str:
         "# a step of 1 node drafts nothing; overhead = seconds / seconds of 1 node",
         f"schema: {SCHEMA}",
     ]
-    lines += entries(profile.provenance, *(name for name in ProvenanceBlock.model_fields if name != KEY))
+    blocks = {name: dict(sorted(one.items())) for name, one in profile.provenance.items() if isinstance(one, dict)}
+    names = (name for name in ProvenanceBlock.model_fields if name != KEY)
+    lines += entries({**profile.provenance, **blocks}, *names)
     lines += [*stored_lines(profile.provenance), "points:"]
     lines += [f"- {flow_mapping(dataclasses.asdict(point))}" for point in profile.points]
     return "\n".join(lines) + "\n"
