@@ -105,14 +105,14 @@ class AnswerShard:
             raise ValueError(f"there is no {missing}, a batch of shard {self.shard}")
 
 
-class _Part(Schema):
+class _ShardPart(Schema):
     shard: int
     shards: int
     batches: int
     settings: dict[str, Any]
 
 
-class _AnswerHeader(_Part):
+class _AnswerHeader(_ShardPart):
     schema_name: Literal["treeopt.answers/1"] = Field(alias="schema")
     chunks: dict[Annotated[str, Field(pattern=r"^answers-[0-9]{6,}$")], dict[str, Any]]  # names of files in `fill_work`
     configuration: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -124,7 +124,7 @@ class _SkippedHeader(Schema):
     reason: str
 
 
-class _ShardHeader(Contents, _Part):
+class _ShardHeader(Contents, _ShardPart):
     schema_name: Literal["treeopt.shard/1"] = Field(alias="schema")
     heads: int
     answers_cut: int
