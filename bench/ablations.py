@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from intervals import ratio_interval
 from numpy.typing import NDArray
 from timing import add_tiny, machine
 
@@ -35,7 +36,7 @@ from treeopt.evaluate.validate import SAMPLED, make_inputs, validate
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.profiles import load_profile
 from treeopt.optimize.curve import Timing, default_sizes
-from treeopt.optimize.intervals import Interval, by_text, difference_interval, ratio_interval, sampling_interval
+from treeopt.optimize.intervals import Interval, by_text, difference_interval, sampling_interval
 from treeopt.optimize.per_step import sums_by_size
 from treeopt.optimize.replay import TextSums, TraceRows
 from treeopt.optimize.select_method import FOLDS, MEDUSA, Fitter, Method, candidates
@@ -146,7 +147,7 @@ def dense(given: argparse.Namespace) -> list[Panel]:
     if 0 < trees < len(possible):
         chosen = np.random.default_rng(0).choice(len(possible), trees, replace=False)
         widths = [possible[i] for i in np.sort(chosen).tolist()]
-    replays = {one: rows.sums(dense_tree(one)) for one in widths}
+    replays = {one: rows.replay(dense_tree(one)).sums for one in widths}
     of_dense = {one: sums.tokens_per_step for one, sums in replays.items()}
     shown = sorted({*default_sizes(largest), compared})
     needed = sorted({*shown, *map(dense_nodes, widths)})
@@ -336,7 +337,7 @@ def _judged(fitter: Fitter, method: Method, order: NDArray[np.int64], count: int
         fitted: Masks = np.zeros(len(order), np.bool_)
         fitted[order[parts[order] != part][:count]] = True
         growth = fitter.build(method, fitted)
-        sums.append(TraceRows.of(fitter.calibration, parts == part).sums(growth))
+        sums.append(TraceRows.of(fitter.calibration, parts == part).replay(growth).sums)
     return TextSums.of_folds(parts, sums)
 
 

@@ -24,7 +24,7 @@ from timing import add_tiny, goal_line, interleaved, machine
 from treeopt.calibration import Calibration, Provenance
 from treeopt.files.calibrations import save_calibration
 from treeopt.optimize.grow import grow
-from treeopt.optimize.replay import Replay, accepted_drafts, visits
+from treeopt.optimize.replay import Replay, children_of, visits
 from treeopt.optimize.values import IndependentValues
 from treeopt.traces import MISS, NONE
 from treeopt.tree import Tree
@@ -126,7 +126,7 @@ def main() -> None:
     offsets = np.linspace(0, positions, SEQUENCES + 1).astype(np.int64)
 
     def replay_all() -> float:
-        accepted = accepted_drafts(tree, ranks)
+        accepted = children_of(tree).accepted(ranks)
         return Replay(accepted, visits(accepted), offsets, tree.depth).tokens_per_step
 
     print(

@@ -37,7 +37,7 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.evaluate.baselines import LOOKUP_TOKENS, Call, with_generate
-from treeopt.optimize.per_step import build_policy, reliability, replay_policy
+from treeopt.optimize.per_step import build_policy, calibration_error, replay_policy
 from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import Plan, TreePolicy
@@ -150,7 +150,7 @@ def say_drafters(halves: dict[str, Half]) -> None:
         if drafter is None or drafter.ngram_table is None:
             continue
         found = drafter.ngram_table
-        error = " ".join(f"{one:.3f}" for one in reliability(half.evaluated).error)
+        error = " ".join(f"{one:.3f}" for one in calibration_error(half.evaluated))
         print(
             f"{name}: {found.num_tokens:,} tokens, {found.contexts:,} contexts, {found.bytes / 1e6:.1f} MB, prior of "
             f"the cache {drafter.cache_prior:g}; calibration error by level {error} (goal: at most 0.02); evaluated on "

@@ -4,7 +4,7 @@
     python bench/hardware.py fit --shared ../shared
 
 `paper` prints each statement of appendix G (arXiv:2401.10774) that needs no trained model of 7 billion parameters, with
-the figure by the bare formulas of its table 5. `fit` profiles pocket, tinystories and a random model of 30
+the figure by the formulas. `fit` profiles pocket, tinystories and a random model of 30
 million parameters, fits the efficiency of this machine to some of them, and prints the errors of seconds and of
 overheads on steps and models that were left out. Its seconds are CPU seconds of the one thread, so that other
 processes do not count; the models take turns, and each step counts with its shortest time of all turns.
@@ -40,7 +40,6 @@ from treeopt.plan.planner import Acceptance, PlanBest, PlanCandidate, plan_speed
 from treeopt.plan.step_model import Efficiency, StepModel
 from treeopt.shape import Drafting
 
-BARE = StepSetting(bare=True)
 CHARTED = (1, *range(16, 113, 16))  # sizes of the paper's charts
 POWERS = tuple(2**power for power in range(10))
 CPU = device_of_spec("flops=1e11,bandwidth=2e10")  # of the order of one core; the fit corrects it
@@ -62,7 +61,7 @@ def main() -> None:
 
 def paper() -> None:
     """Print a line for each statement."""
-    rows = forward_operators(named_shape("llama-33b"), np.array([1.0, 64.0]), 16, 1024, BARE)
+    rows = forward_operators(named_shape("llama-33b"), np.array([1.0, 64.0]), 16, 1024, StepSetting())
     scores = next(one for one in rows if one.name == "scores")
     ratio = float((scores.flops[1] / scores.bytes[1]) / (scores.flops[0] / scores.bytes[0]))
     print(f"33B, batch 16, context 1,024: intensity of attention, 64 candidates / 1 | paper 41 | {ratio:.1f}")
@@ -86,13 +85,13 @@ def paper() -> None:
 
 def best(name: str, sizes: Sequence[int], batch: int = 1, context: int = 1024) -> PlanBest:
     """The fastest sizes on the paper's device."""
-    model = StepModel(named_shape(name), device_preset("a100-80gb-pcie"), BARE)
+    model = StepModel(named_shape(name), device_preset("a100-80gb-pcie"))
     return plan_speedup([PlanCandidate(Acceptance(), model)], sizes, [batch], [context]).best[0]
 
 
 def flops_ratio() -> float:
     """FLOP/s of the attention products of 64 candidates over those of one, by the model."""
-    model = StepModel(named_shape("llama-33b"), device_preset("a100-80gb-pcie"), BARE)
+    model = StepModel(named_shape("llama-33b"), device_preset("a100-80gb-pcie"))
     scores = next(one for one in model.operators([1, 64], 16, 1024) if one.name == "scores")
     rates = scores.flops / model.seconds_of(scores)
     return float(rates[1] / rates[0])
@@ -100,9 +99,9 @@ def flops_ratio() -> float:
 
 def crossing() -> int:
     """The number of tokens from which every matrix of Llama-7B takes longer to compute than to read."""
-    model = StepModel(named_shape("llama-7b"), device_preset("a100-80gb-pcie"), BARE)
+    model = StepModel(named_shape("llama-7b"), device_preset("a100-80gb-pcie"))
     tokens = np.arange(1.0, 1025.0)
-    linear = [one for one in model.operators(tokens, 1, 1024) if one.name not in ("scores", "values")]
+    linear = [one for one in model.operators(tokens, 1, 1024) if one.name not in ("scores", "values", "kv writes")]
     bound = np.all([computing > moving for computing, moving in map(model.times, linear)], axis=0)
     return int(tokens[bound][0])
 
@@ -156,7 +155,7 @@ def line_of(name: str, label: str, efficiency: Efficiency, steps: MeasuredSteps)
     seconds, ratios = extrapolated(efficiency, steps), overhead_errors(efficiency, steps)
     return (
         f"{name} | {label} | {seconds.median:.1%}, {seconds.largest:.1%} | "
-        f"{np.median(ratios):.1%}, {max(ratios):.1%}; the bare formulas "
+        f"{np.median(ratios):.1%}, {max(ratios):.1%}; without a fit "
         f"{np.median(overhead_errors(Efficiency(), steps)):.1%}"
     )
 

@@ -63,7 +63,6 @@ NUMBERS = (
     ["build", "--max-rank", HUGE],
     ["build", "--max-depth", HUGE],
     ["build", "--max-depth", "0"],
-    ["build", "--holdout", HUGE],
     ["build", "--calibration", "calibration.safetensors", "--calibration", "calibration.safetensors"],
     ["build", *["--calibration", "calibration.safetensors"] * 2, "--mix", "1e308,1e308"],
     ["build", *["--calibration", "calibration.safetensors"] * 2, "--mix", "nan,1"],

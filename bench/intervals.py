@@ -23,11 +23,15 @@ from timing import add_tiny, machine
 
 from treeopt.calibration import Calibration, Provenance
 from treeopt.optimize.intervals import (
+    REPLICATES,
     Interval,
+    Numbers,
+    between,
     difference_interval,
     prediction_interval,
-    ratio_interval,
+    resamples,
     sampling_interval,
+    too_few,
 )
 from treeopt.optimize.replay import TextSums, TraceRows
 from treeopt.optimize.select_method import MEDUSA, Fitter, Limits, candidates
@@ -71,6 +75,37 @@ def draw_texts(rng: np.random.Generator, texts: int, *, sampled: bool) -> Calibr
     return Calibration(ranks, offsets, names, names, RANKS - 1, PROVENANCE, target=target)
 
 
+def ratio_interval(
+    tokens: Numbers,
+    steps: Numbers,
+    other_tokens: Numbers,
+    other_steps: Numbers,
+    *,
+    seed: int = 0,
+    replicates: int = REPLICATES,
+) -> Interval | None:
+    """The interval of the ratio of tokens per step of two trees on the same texts (paired resamples).
+
+    With rows [D, S], such as the draws of a random split, each resample draws rows as well as texts; a row holds the
+    same texts as the others.
+    """
+    one, two, three, four = (
+        np.atleast_2d(sums).astype(np.float64) for sums in (tokens, steps, other_tokens, other_steps)
+    )
+    rows, texts = one.shape
+    if too_few(one.sum(axis=0)):
+        return None
+    drawn = np.concatenate(list(resamples(rows, rows, seed + 1, replicates)))
+    ratios, begin = [], 0
+    for times in resamples(texts, texts, seed, replicates):
+        of_rows = drawn[begin : begin + len(times)]
+        sums = [((of_rows @ part) * times).sum(axis=1) for part in (one, two, three, four)]
+        ratios.append((sums[0] / sums[1]) / (sums[2] / sums[3]))
+        begin += len(times)
+    ratio = (one.sum() / two.sum()) / (three.sum() / four.sum())
+    return between(np.concatenate(ratios), ratio, one.sum(axis=0))
+
+
 def counted(sums: TextSums) -> float:
     """Tokens per step as a decoder counts them."""
     tokens = sums.tokens if sums.counted is None else sums.counted
@@ -93,15 +128,15 @@ def built_cases(rng: np.random.Generator, texts: int, *, sampled: bool) -> Itera
         stated = tree.expected
         assert stated is not None
         interval = None if stated.low is None or stated.high is None else Interval(stated.low, stated.high)
-        yield f"built tree, {name}", holds(interval, [counted(rows.sums(tree)) for rows in new])
+        yield f"built tree, {name}", holds(interval, [counted(rows.replay(tree).sums) for rows in new])
 
 
 def given_cases(rng: np.random.Generator, texts: int, *, sampled: bool) -> Iterator[tuple[str, float]]:
     """Whether the intervals of two given trees hold the figures of the population, and those of new texts."""
     rows, new = (TraceRows.of(draw_texts(rng, texts, sampled=sampled)) for _ in range(2))
-    one, two = rows.sums(TREE), rows.sums(CHAIN)
+    one, two = rows.replay(TREE).sums, rows.replay(CHAIN).sums
     true, other = truths(sampled)
-    yield "given tree, new texts", holds(prediction_interval(*one.columns), [counted(new.sums(TREE))])
+    yield "given tree, new texts", holds(prediction_interval(*one.columns), [counted(new.replay(TREE).sums)])
     yield "given tree, population", holds(sampling_interval(one.tokens, one.steps), [true])
     difference = difference_interval(one.tokens, one.steps, two.steps, two.tokens)
     yield "difference of two trees", holds(difference, [true - other])
@@ -112,7 +147,7 @@ def given_cases(rng: np.random.Generator, texts: int, *, sampled: bool) -> Itera
 def truths(sampled: bool) -> tuple[float, float]:
     """Tokens per step of the two given trees over the population, from many texts."""
     rows = TraceRows.of(draw_texts(np.random.default_rng(1), POPULATION, sampled=sampled))
-    one, two = (rows.sums(tree).tokens_per_step for tree in (TREE, CHAIN))
+    one, two = (rows.replay(tree).tokens_per_step for tree in (TREE, CHAIN))
     return one, two
 
 

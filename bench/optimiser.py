@@ -22,9 +22,9 @@ from timing import add_tiny, goal_line, machine
 
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import load_calibration
-from treeopt.optimize.build_job import Judgement, judge
-from treeopt.optimize.intervals import Interval, prediction_interval, sampling_interval
-from treeopt.optimize.select_method import Fitter, Limits, MethodFit, candidates
+from treeopt.optimize.intervals import Interval, by_text, prediction_interval, sampling_interval
+from treeopt.optimize.replay import TextSums, replay
+from treeopt.optimize.select_method import MEDUSA, Fitter, Limits, MethodFit, candidates
 
 SIZES = (8, 16, 32, 64, 128, 256)
 GOALS = (1.5, 0.8, 1.2, 1.2, 1.4, 1.4)  # percent over the Medusa tree, rows 0-255 against 256-511
@@ -50,21 +50,27 @@ def halves(calibration: Calibration, chosen: NDArray[np.int64]) -> tuple[Calibra
     return fitted, calibration.select(others)
 
 
-def gain(calibration: Calibration, chosen: NDArray[np.int64], nodes: int) -> tuple[float, Judgement]:
-    """Gain over the Medusa tree on the other texts, in percent."""
+def gain(calibration: Calibration, chosen: NDArray[np.int64], nodes: int) -> tuple[float, str, str]:
+    """Gain over the Medusa tree on the other texts, in percent; tokens per step of the Medusa tree and of the other."""
     fitted, aside = halves(calibration, chosen)
-    found = judge(fit(fitted, nodes).tree, fitted, aside, 0, Limits(nodes, TOP_K))
-    return 100 * (found.tokens_per_step / found.medusa_tokens_per_step - 1), found
+    trees = (Fitter(fitted, Limits(nodes, TOP_K)).build(MEDUSA).tree(), fit(fitted, nodes).tree)
+    medusa, other = (replay(tree, aside).sums for tree in trees)
+    percent = 100 * (other.tokens_per_step / medusa.tokens_per_step - 1)
+    return percent, _figure(medusa, aside), _figure(other, aside)
+
+
+def _figure(sums: TextSums, aside: Calibration) -> str:
+    interval = sampling_interval(*by_text(aside.token_hashes, sums.tokens, sums.steps))
+    ends = "-" if interval is None else f"{interval.low:.3f}-{interval.high:.3f}"
+    return f"{sums.tokens_per_step:.4f} ({ends})"
 
 
 def table(calibration: Calibration, sizes: Sequence[int] = SIZES) -> None:
     """Gains at six sizes: the fixed halves, ten random halves, ten times 50 prompts."""
     print("nodes | Medusa (90 %) | joint, visits (90 %) | gain, goal | random halves | from 50 prompts, least")
     for nodes, goal in zip(sizes, GOALS, strict=False):
-        percent, found = gain(calibration, np.arange(calibration.sequences // 2), nodes)
+        percent, medusa, joint = gain(calibration, np.arange(calibration.sequences // 2), nodes)
         half, few = (_random_gains(calibration, texts, nodes) for texts in (calibration.sequences // 2, FEW))
-        medusa = f"{found.medusa_tokens_per_step:.4f} ({_ends(found.medusa_interval)})"
-        joint = f"{found.tokens_per_step:.4f} ({_ends(found.interval)})"
         reached = f"{percent:+.2f} % {'met' if percent >= goal else 'MISSED'} {goal}"
         print(f"{nodes:5} | {medusa} | {joint} | {reached} | {_mean(half)} | {_mean(few)}, {few.min():+.2f}")
 
@@ -74,10 +80,6 @@ def _random_gains(calibration: Calibration, texts: int, nodes: int) -> NDArray[n
     rng = np.random.default_rng(7)
     draws = [rng.permutation(calibration.sequences)[:texts] for _ in range(SPLITS)]
     return np.array([gain(calibration, draw, nodes)[0] for draw in draws])
-
-
-def _ends(interval: Interval | None) -> str:
-    return "-" if interval is None else f"{interval.low:.3f}-{interval.high:.3f}"
 
 
 def _mean(gains: NDArray[np.float64]) -> str:

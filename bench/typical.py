@@ -42,7 +42,7 @@ from treeopt.drafting.learn import Learning
 from treeopt.evaluate.runs import Inputs, ValidateOptions, num_ranks, replayed
 from treeopt.evaluate.validate import quality
 from treeopt.optimize.per_step import replay_policy, sizes_of, traced_steps
-from treeopt.optimize.replay import Replay, deepest_nodes, replay, visits
+from treeopt.optimize.replay import Replay, children_of, replay, visits
 from treeopt.policy import Plan
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.hidden_states import answer_logits
@@ -165,7 +165,8 @@ def _more(tree: Plan, traces: Calibration, on_text: Replay, acceptable: Bools) -
         for node, path in enumerate(tree.paths, start=1):
             if path[-1] < acceptable.shape[2]:
                 children[tree.parents[node], path[-1]] = True
-        inside = children[deepest_nodes(tree, traces.ranks)]
+        nodes = children_of(tree).along(traces.ranks)
+        inside = children[np.where(nodes < tree.nodes, nodes, 0).max(axis=1, initial=0)]
     else:
         assert traces.target is not None
         assert traces.target.places is not None

@@ -185,9 +185,7 @@ _RESULTS = "load_result", "load_json"
 READERS: dict[str, Reader] = {
     "tree": Reader(load_tree, "t.yaml", seeds.trees, damage_yaml, _TREES),
     "tree for engines": Reader(lambda path: lint_file(str(path), ["medusa"]), "t.yaml", seeds.trees, damage_yaml, ()),
-    "tree of an engine": Reader(
-        functools.partial(import_tree, add_parents=True), "t.txt", seeds.engine_trees, damage_json, ("import_tree",)
-    ),
+    "tree of an engine": Reader(import_tree, "t.txt", seeds.engine_trees, damage_json, ("import_tree",)),
     "growmap (.pt)": Reader(import_tree, "t.pt", seeds.growmaps, damage_zip, ("read_growmap_pt",), slow=True),
     "policy": Reader(load_plan, "p.yaml", seeds.policies, damage_yaml, ("load_plan",)),
     "plan with its drafter": Reader(

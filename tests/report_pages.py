@@ -81,7 +81,6 @@ CURVE = Curve(
     ),
     best=6,
     method="joint, visits",
-    expected=(1.0, 2.0),
 )
 TREE = Tree(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)), (0.5, 0.2, 0.25, 0.1, 0.125), source={"made_by": "a test"})
 

@@ -29,7 +29,6 @@ class Engine:
         max_nodes: the number of nodes, root counted, up to which files are written; None for no limit.
         default_drafts: the number of drafts of an engine that was built with default options.
         reason: why ranks, depth or gaps are limited.
-        lost: the parts of a treeopt file that the format does not hold.
     """
 
     name: str
@@ -43,7 +42,12 @@ class Engine:
     max_nodes: int | None = None
     default_drafts: int | None = None
     reason: str = ""
-    lost: str = "values, expected tokens per step, source"
+
+    @property
+    def lost(self) -> str:
+        """The parts of a treeopt file that the format does not hold."""
+        drafter = "" if self.drafts in (HEADS_DRAFT, ANY_DRAFT) else ", which drafter the ranks are of"
+        return f"values, expected tokens per step, source{drafter}"
 
 
 _TOPK = "its buffers hold ten drafts a head: rank 10 is read as the best draft of the next head"
@@ -80,7 +84,6 @@ ENGINES = {
             "--token-tree-json FILE, or token_tree_config in the NeuronConfig",
             contiguous=ALL_LEVELS,
             reason="children are listed in the order of their ranks, so a rank cannot be left out",
-            lost="values, expected tokens per step, source, which drafter the ranks are of",
         ),
         Engine(
             "trtllm",
@@ -115,7 +118,6 @@ ENGINES = {
             contiguous=ALL_LEVELS,
             max_nodes=2048,
             reason="a growmap holds the number of children of each node, so a rank cannot be left out",
-            lost="values, expected tokens per step, source, which drafter the ranks are of",
         ),
         Engine(
             "eagle",
@@ -125,7 +127,6 @@ ENGINES = {
             "in place of mc_sim_7b_63 in eagle/model/choices.py, and eagenerate(tree_choices=mc_sim_7b_63): both",
             max_rank=9,
             reason="its drafter takes the ten most likely tokens after each node",
-            lost="values, expected tokens per step, source, which drafter the ranks are of",
         ),
         Engine(
             "json",
@@ -140,17 +141,11 @@ ENGINES = {
 
 @dataclass(frozen=True)
 class SettingsEngine:
-    """An engine that takes no fixed tree, for `treeopt export --calibration`.
+    """An engine that takes no fixed tree, for `treeopt export --calibration`."""
 
-    Args:
-        versions: those whose settings are written.
-        chains: the drafters, as in `Engine.drafts`, that it drafts chains with; None where it takes no length.
-        trees: those that it drafts dynamic trees with; None where it takes no size.
-    """
-
-    versions: str
-    chains: tuple[str, ...] | None
-    trees: tuple[str, ...] | None = None
+    versions: str  # whose settings are written
+    chains: tuple[str, ...] | None  # the drafters, as in `Engine.drafts`, of its chains; None where it takes no length
+    trees: tuple[str, ...] | None = None  # those of its dynamic trees; None where it takes no size
 
 
 SETTINGS = {

@@ -150,7 +150,8 @@ class LatencyProfile:
 
     def _chosen(self, batch: int, context: int | None) -> list[LatencyPoint]:
         """The points of one batch and context, by size."""
-        length = self._largest_context(batch) if context is None else context
+        longest = max((point.context for point in self.points if point.batch == batch), default=None)
+        length = longest if context is None else context
         chosen = [point for point in self.points if (point.batch, point.context) == (batch, length)]
         if not chosen:
             pairs = dict.fromkeys(f"batch {point.batch} with context {point.context}" for point in self.points)
@@ -161,10 +162,6 @@ class LatencyProfile:
     def largest(self, batch: int = 1, context: int | None = None) -> int:
         """The largest size measured with this batch and context; E230 where they were not measured."""
         return int(self.curve(batch, context)[0][-1])
-
-    def _largest_context(self, batch: int) -> int | None:
-        """The largest context measured with this batch; None where there is none."""
-        return max((point.context for point in self.points if point.batch == batch), default=None)
 
 
 def repeated(points: Sequence[LatencyPoint]) -> list[int]:

@@ -117,8 +117,7 @@ class ModelShape:
         check_numbers(self.name, self, ("hidden",) if self.context is None else ("hidden", "context"))
         if not self.matrices or not self.attention:
             raise shape_error(f"{self.name} has no {'attention' if self.matrices else 'matrices'}")
-        if not isinstance(self.other, int) or not 0 <= self.other <= MOST:
-            raise shape_error(f"{self.name}: other parameters {self.other!r} are not a whole number from 0")
+        check_numbers(self.name, self, ("other",), least=0)
 
     @property
     def layers(self) -> int:
@@ -161,10 +160,7 @@ class Drafting:
     host_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("heads", "blocks", "levels"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or not 0 <= value <= MOST:
-                raise shape_error(f"drafting: {name} {value!r} is not a whole number from 0 to {MOST:,}")
+        check_numbers("drafting", self, ("heads", "blocks", "levels"), least=0)
         if self.head_rows is not None:
             check_numbers("drafting", self, ("head_rows",))
         if not 0.0 <= self.host_seconds <= MOST_SECONDS:
@@ -174,12 +170,12 @@ class Drafting:
             raise shape_error("drafting: a draft model and its levels belong together")
 
 
-def check_numbers(name: str, record: object, fields: tuple[str, ...] | list[str]) -> None:
-    """Raise E240 where a field is not a whole number from 1 to `MOST`."""
+def check_numbers(name: str, record: object, fields: Iterable[str], *, least: int = 1) -> None:
+    """Raise E240 where a field is not a whole number from `least` to `MOST`."""
     for field in fields:
         value = getattr(record, field)
-        if type(value) is not int or not 1 <= value <= MOST:
-            raise shape_error(f"{name}: {field} {value!r} is not a whole number from 1 to {MOST:,}")
+        if type(value) is not int or not least <= value <= MOST:
+            raise shape_error(f"{name}: {field} {value!r} is not a whole number from {least} to {MOST:,}")
 
 
 def shape_error(what: str, **parts: str) -> TreeoptError:

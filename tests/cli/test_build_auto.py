@@ -90,7 +90,6 @@ def test_kind_and_nodes_leave_less_to_choose_from() -> None:
     [
         (*AUTO, *ALL, *PROFILES, "--mix", "1,1"),
         (*AUTO, *ALL, *PROFILES, "--robust"),
-        (*AUTO, *ALL, *PROFILES, "--holdout", "2"),
         (*AUTO, *ALL, *PROFILES, "--kind", "dynamic", "--max-rank", "3"),
         ("build", "--calibration", "d1.safetensors", "--nodes", "auto", *PROFILES),
         ("build", "--drafter", "ngram", *ALL),

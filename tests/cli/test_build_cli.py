@@ -88,7 +88,7 @@ def copies(texts: int, distinct: int) -> Calibration:
 
 @looped("texts", [1, 7])
 def test_one_text_in_any_number_of_copies_has_no_interval(texts: int) -> None:
-    """Neither build nor curve nor a holdout names an interval; programs read null."""
+    """Neither build nor curve names an interval; programs read null."""
     save_calibration(copies(texts, 1), "calibration.safetensors")
     result = treeopt("build", "--nodes", "8")
     assert "an interval needs two different ones" in result.stderr

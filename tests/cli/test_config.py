@@ -112,7 +112,7 @@ def test_wrong_files_are_errors_with_places(text: str, places: list[str]) -> Non
         [],
         ["--nodes", "9"],
         ["--values", "joint", "--weights", "visits"],  # the defaults, which mean more where both are given
-        ["--contiguous", "--max-depth", "2", "--max-rank", "5"],
+        ["--max-depth", "2", "--max-rank", "5"],
     ],
 )
 def test_stored_configuration_repeats_the_run(given: list[str]) -> None:

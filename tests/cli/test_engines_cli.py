@@ -92,7 +92,7 @@ def test_build_under_limits_prints_what_they_cost() -> None:
     calibration = rising()
     treeopt("build", "--nodes", "12", *MEDUSA_METHOD, "-o", "free.yaml")
     assert gaps(load_tree("free.yaml").paths, 9)
-    data = treeopt_json("build", "--nodes", "12", *MEDUSA_METHOD, "--contiguous", "-o", "closed.yaml")
+    data = treeopt_json("build", "--nodes", "12", *MEDUSA_METHOD, "--for", "nxdi-eagle", "-o", "closed.yaml")
     tree = load_tree("closed.yaml")
     assert not gaps(tree.paths, 9)
     assert tree.nodes == 12
@@ -128,8 +128,7 @@ def test_limits_belong_to_static_trees_of_one_drafter() -> None:
     """Per-step trees and a choice of drafters have no limits of engines; an engine's largest tree is one."""
     rising()
     for more in (["--kind", "dynamic"], ["--drafter", "auto"]):
-        for limit in (["--contiguous"], ["--for", "sequoia"]):
-            assert limit[0] in treeopt("build", *more, *limit, status=2).stderr
+        assert "--for" in treeopt("build", *more, "--for", "sequoia", status=2).stderr
     assert error_number(treeopt("build", "--nodes", "2049", "--for", "sequoia", status=3)) == "E105"
 
 

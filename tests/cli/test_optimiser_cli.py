@@ -20,7 +20,6 @@ from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.budget import step_seconds
-from treeopt.optimize.build_job import Judgement, judge
 from treeopt.optimize.curve import default_sizes
 from treeopt.optimize.mixtures import Tasks
 from treeopt.optimize.replay import replay
@@ -92,29 +91,6 @@ def test_build_prints_what_the_json_holds() -> None:
     assert "180 more prompts would halve that" in text
 
 
-@pytest.mark.usefixtures("calibration")
-def test_tree_is_written_before_the_judgement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts set aside are read when the file is there already, and leave no trace in it."""
-    written: list[bytes] = []
-
-    def spy(*arguments: Any) -> Judgement:
-        written.append(Path("t.yaml").read_bytes())
-        return judge(*arguments)
-
-    monkeypatch.setattr("treeopt.optimize.build_job.judge", spy)
-    treeopt("build", "--nodes", "16", "--holdout", "20", "-o", "t.yaml")
-    assert written == [Path("t.yaml").read_bytes()]
-
-
-@pytest.mark.usefixtures("calibration")
-@looped("texts", ["60", "61"])
-def test_holdout_of_all_texts_is_one_error(texts: str) -> None:
-    """There must be texts to fit: exit 3, and no file."""
-    result = treeopt("build", "--holdout", texts, status=3)
-    assert "error[E303]" in result.stderr
-    assert not Path("tree.yaml").exists()
-
-
 def test_auto_takes_the_fastest_size(profile: LatencyProfile, calibration: Calibration) -> None:
     """The tree has the size with the most tokens per second, and what 64 nodes would give is told."""
     data = treeopt_json("build", "--nodes", "auto", "--profile", "profile.yaml", "-o", "t.yaml")
@@ -163,7 +139,6 @@ CONTRADICTIONS = {
     "profile with a size": ["--nodes", "8", "--profile", "profile.yaml"],
     "mix of one": ["--calibration", "one.safetensors", "--mix", "1"],
     "robust of one": ["--calibration", "one.safetensors", "--robust"],
-    "holdout of several": [*BOTH, "--holdout", "3"],
     "auto of several": [*BOTH, "--nodes", "auto", "--profile", "profile.yaml"],
     "mix and robust": [*BOTH, "--mix", "1,1", "--robust"],
     "too few shares": [*BOTH, "--mix", "1"],
@@ -179,7 +154,6 @@ CONTRADICTIONS = {
     "no nodes": ["--nodes", "0"],
     "unknown values": ["--values", "both"],
     "unknown weights": ["--weights", "none"],
-    "holdout of none": ["--holdout", "0"],
 }
 
 

@@ -47,7 +47,6 @@ SMALL = (
     ("compare", "--prompts|--json", "--methods lookup,recycling,medusa,ngram"),  # README.md runs all methods
     ("distill", "", "--self-talk 12 --max-new-tokens 24"),
     ("train", "", "--epochs 1 --batch-size 2 --holdout 2 --log-every 1"),
-    ("build", "--holdout", "--holdout 4"),
 )
 SMALL_DEMO = {"_PROMPTS": 12, "_TOKENS": 16, "_EVALUATED": 2, "_SAMPLED": 200}  # `treeopt demo` has no such options
 # Page -> files of other pages that its commands take, and what they are called there.

@@ -32,7 +32,7 @@ def rules(paths: list[Any], engine: str, **options: Any) -> list[tuple[str, str,
 
 def test_rules_of_lists() -> None:
     """Types, the root, paths twice and paths without the one above; three paths are named and all are counted."""
-    found = lint_list([[0], (1,), [], [0], [3, 0], [4, 0], [5, 0], [6, 0], [True], [-1], "a", 7])
+    found = list(lint_list([[0], (1,), [], [0], [3, 0], [4, 0], [5, 0], [6, 0], [True], [-1], "a", 7]))
     assert [(one.rule, one.count, one.severity) for one in found] == [
         ("types", 0, ERROR), ("types", 0, ERROR), ("root", 0, ERROR), ("duplicate", 1, ERROR), ("orphan", 4, ERROR),
     ]  # fmt: skip
@@ -41,7 +41,7 @@ def test_rules_of_lists() -> None:
     assert found[4].what == "4 paths ([3, 0], [4, 0], [5, 0], ...) without the path above"
     assert found[4].paths == ((3, 0), (4, 0), (5, 0))
     assert found[4].fix == "add [3] and the paths above it, or remove these"
-    assert lint_list([[0], [1], [0, 0]]) == []
+    assert not list(lint_list([[0], [1], [0, 0]]))
 
 
 def test_rules_of_engines() -> None:
@@ -114,12 +114,11 @@ def test_number_of_listed_paths_is_limited(tmp_path: Path, monkeypatch: pytest.M
     assert "lists 4 paths; a tree has 4 nodes at most" in refused(tmp_path, "[[0], [1], [2], [3]]").what
 
 
-def test_parents_of_the_deepest_path_are_added(tmp_path: Path) -> None:
-    """A path of the greatest depth has all the paths above it; without the option it is refused."""
+def test_deepest_path_is_read(tmp_path: Path) -> None:
+    """A path of the greatest depth with those above it; without them it is refused."""
     file = tmp_path / "tree"
-    file.write_text(str([[0] * MAX_DEPTH]))
-    assert import_tree(file, add_parents=True).tree == Tree.chain(MAX_DEPTH)
-    assert import_tree(file, add_parents=True).assumed[-1] == f"{MAX_DEPTH - 1} paths above those listed"
+    file.write_text(str([list(path) for path in Tree.chain(MAX_DEPTH).paths]))
+    assert import_tree(file).tree == Tree.chain(MAX_DEPTH)
     assert refused(tmp_path, "[[0], [1, 0]]").code is not None
 
 

@@ -95,7 +95,7 @@ def test_choice_equals_brute_force(cheap: tuple[str, str]) -> None:
     assert best == cheap
     assert (choice.best.group.drafter_id, choice.best.kind) == best
     assert (choice.plan.drafter, isinstance(choice.plan, TreePolicy)) == (best[0], best[1] == "dynamic")
-    assert choice.plan.nodes == choice.budget.nodes
+    assert choice.plan.nodes == choice.best.budget.nodes
     assert choice.warnings == ()
 
 
@@ -126,7 +126,7 @@ def test_given_number_of_nodes_is_the_only_size() -> None:
         assert one.budget is not None
         assert one.budget.seconds == pytest.approx(step_seconds(one.group.profiles[one.kind], 12))
     best = max(one.budget.tokens_per_step for one in choice.candidates if one.budget)
-    assert choice.budget.tokens_per_step == best  # all take the same seconds
+    assert choice.best.budget.tokens_per_step == best  # all take the same seconds
 
 
 def test_what_has_no_profile_is_named_with_its_command() -> None:
@@ -240,7 +240,7 @@ def test_options_of_static_trees_reach_them(nodes: int | None) -> None:
     medusa = BuildJob(nodes=nodes, values="independent", weights="uniform", exactly=True)
     jobs = (BuildJob(nodes=nodes), medusa, BuildJob(nodes=nodes, max_depth=1))
     best, found, flat = (choose_drafter([calibration], profiles, job, kinds=["static"]) for job in jobs)
-    assert best.budget.tokens_per_step > found.budget.tokens_per_step
+    assert best.best.budget.tokens_per_step > found.best.budget.tokens_per_step
     assert flat.plan.depth == 1
 
 

@@ -15,7 +15,7 @@ from treeopt.defaults import STEP_SIZES
 from treeopt.errors import Code, TreeoptError
 from treeopt.optimize.explain import explain_path
 from treeopt.optimize.intervals import compare_trees
-from treeopt.optimize.per_step import BINS, reliability
+from treeopt.optimize.per_step import calibration_error
 from treeopt.optimize.replay import most_used, replay
 from treeopt.traces import NONE, StepTraces
 from treeopt.tree import Tree
@@ -92,22 +92,15 @@ def test_most_used_is_nested_and_useful(seed: int) -> None:
     assert replay(same_size, calibration).tokens_per_step >= replay(other, calibration).tokens_per_step
 
 
-def test_reliability_by_hand() -> None:
-    """Two guesses at 0.5, one of them right, and one at 1.0 that was wrong; the last row has nothing to guess."""
-    made = make_calibration([np.array([[0], [3], [1], [0]])])
-    confidence = np.array([[0.5], [0.5], [1.0], [0.9]], np.float16)
+def test_calibration_error_by_hand() -> None:
+    """Bins: 0.5 twice, one of them right, and 0.25 and 1.0 that were wrong; the last row has nothing to guess."""
+    made = make_calibration([np.array([[0], [3], [1], [2], [0]])])
+    confidence = np.array([[0.5], [0.5], [1.0], [0.25], [0.9]], np.float16)
     node_rank = np.where(made.ranks == NONE, NONE, 1).astype(np.uint8)
-    expected_tokens = np.ones((4, len(STEP_SIZES)), np.float32)
-    found = reliability(dataclasses.replace(made, steps=StepTraces(node_rank, expected_tokens, confidence)))
-    assert found.trials.shape == (1, BINS)
-    assert found.trials[0].tolist() == [0, 0, 0, 0, 0, 2, 0, 0, 0, 1]
-    assert found.correct[0].tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
-    assert found.estimated[0].tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 1]
-    assert found.error.tolist() == [pytest.approx(1 / 3)]
-
-
-def test_reliability_without_trials() -> None:
-    """A level that no text reaches has no error."""
-    made = make_calibration([np.zeros((1, 2), int)])
-    steps = StepTraces(made.ranks, np.ones((1, len(STEP_SIZES)), np.float32), np.ones((1, 2), np.float16))
-    assert reliability(dataclasses.replace(made, steps=steps)).error.tolist() == [0, 0]
+    expected_tokens = np.ones((5, len(STEP_SIZES)), np.float32)
+    found = calibration_error(dataclasses.replace(made, steps=StepTraces(node_rank, expected_tokens, confidence)))
+    assert made.ranks[:, 0].tolist()[-1] == NONE
+    assert found.tolist() == [pytest.approx((0 + 1.0 + 0.25) / 4)]
+    unreached = make_calibration([np.zeros((1, 2), int)])
+    steps = StepTraces(unreached.ranks, np.ones((1, len(STEP_SIZES)), np.float32), np.ones((1, 2), np.float16))
+    assert calibration_error(dataclasses.replace(unreached, steps=steps)).tolist() == [0, 0]

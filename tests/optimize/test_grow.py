@@ -19,7 +19,7 @@ from treeopt.calibration import Calibration
 from treeopt.engines import ALL_LEVELS
 from treeopt.export.lint import gaps
 from treeopt.optimize.grow import Growth, grow
-from treeopt.optimize.replay import accepted_drafts
+from treeopt.optimize.replay import children_of
 from treeopt.optimize.select_method import MEDUSA, Fitter, Limits, Method
 from treeopt.optimize.values import Floats, IndependentValues
 from treeopt.tree import Path, Tree
@@ -124,7 +124,7 @@ def check_against_brute_force(table: Floats) -> None:
         assert {path[:-1] for path in grown} <= {(), *grown}
         assert math.fsum(value_of(path, table) for path in grown) == pytest.approx(best, abs=1e-12)
         if len(grown) < size:  # only where nothing with value is left
-            assert growth.expected()[-1] == pytest.approx(1.0 + most, abs=1e-12)
+            assert 1 + growth.values.sum() == pytest.approx(1.0 + most, abs=1e-12)
 
 
 @settings(max_examples=100, deadline=None)
@@ -166,7 +166,7 @@ def test_expected_is_the_prefix_sum(seed: int) -> None:
     sums = [
         1.0 + sum(value_of(path, table) for path in growth.tree(n).paths) for n in range(1, growth.tree().nodes + 1)
     ]
-    np.testing.assert_allclose(growth.expected(), sums, rtol=1e-12)
+    np.testing.assert_allclose(1 + np.cumsum([0, *growth.values]), sums, rtol=1e-12)
 
 
 @looped("max_depth", [0, 1, 2, 3, 9])
@@ -187,8 +187,8 @@ def test_orders_are_the_places_of_paths_in_growth(seed: int, nodes: int) -> None
     ranks = np.random.default_rng(seed).choice([0, 1, 2, 3, 4, 5, 9, 254, 255], (300, 4)).astype(np.uint8)
     depth, beyond = growth.paths.shape[1], len(growth.values) + 1
     wanted = [[place.get(tuple(row[: d + 1]), beyond) for d in range(depth)] for row in ranks.tolist()]
-    assert growth.node_ranks(ranks).tolist() == wanted
-    assert growth.accepted(ranks).tolist() == accepted_drafts(growth.tree(), ranks).tolist()
+    assert growth.children.along(ranks).tolist() == wanted
+    assert growth.children.accepted(ranks).tolist() == children_of(growth.tree()).accepted(ranks).tolist()
     paths = [(), *place]
     assert [paths[parent + 1] for parent in growth.parents] == [path[:-1] for path in place]
 
@@ -220,7 +220,7 @@ def test_growth_without_any_value_is_the_root() -> None:
     """Heads that never hit leave the root alone."""
     growth = grow(IndependentValues(np.zeros((3, 4))), 64)
     assert growth.tree().paths == ()
-    assert growth.expected().tolist() == [1.0]
+    assert not len(growth.values)
 
 
 def test_paths_are_as_wide_as_the_longest() -> None:

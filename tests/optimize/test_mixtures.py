@@ -36,7 +36,7 @@ ONE, TWO, THREE = task(1, [0, 0, 0]), task(2, [4, 5, 6]), task(3, [0, 1, 1], tex
 
 def worst(mixed: Mixed, tasks: Tasks) -> float:
     """What the worst task keeps of its own tree's tokens per step."""
-    trees = tasks.matrix().trees
+    trees = [fit.tree for fit in tasks.alone]
     own = [replay(tree, c).tokens_per_step for tree, c in zip(trees, tasks.calibrations, strict=True)]
     return float((mixed.tokens_per_step / own).min())
 
@@ -44,16 +44,17 @@ def worst(mixed: Mixed, tasks: Tasks) -> float:
 def test_matrix_is_replay_with_a_cross_validated_diagonal() -> None:
     """Each task's tree on each task; on its own task by trees that left the text out."""
     calibrations = (ONE, TWO, THREE)
-    matrix = Tasks(calibrations, LIMITS, candidates("joint", "visits")).matrix()
-    assert matrix.tokens_per_step.shape == (3, 3)
+    tasks = Tasks(calibrations, LIMITS, candidates("joint", "visits"))
+    matrix = tasks.matrix
+    assert matrix.shape == (3, 3)
     for i, own in enumerate(calibrations):
         fit = Fitter(own, LIMITS).choose(candidates("joint", "visits"))
-        assert matrix.trees[i] == fit.tree
+        assert tasks.alone[i].tree == fit.tree
         assert fit.sums is not None
         for j, other in enumerate(calibrations):
             wanted = own.positions / fit.sums.steps.sum() if i == j else replay(fit.tree, other).tokens_per_step
-            assert matrix.tokens_per_step[i, j] == pytest.approx(wanted)
-    assert (matrix.tokens_per_step.argmax(axis=0) == [0, 1, 2]).all()  # at home each tree is the best
+            assert matrix[i, j] == pytest.approx(wanted)
+    assert (matrix.argmax(axis=0) == [0, 1, 2]).all()  # at home each tree is the best
 
 
 @looped("home", [0, 1])

@@ -16,12 +16,11 @@ from sampled_traces import LEVELS, RANKS, TRACED, of_drafter, sampled
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code
-from treeopt.optimize.build_job import judge, split
 from treeopt.optimize.curve import measure_curve, policy_curve
-from treeopt.optimize.intervals import by_text, difference_interval
+from treeopt.optimize.intervals import by_text, difference_interval, replayed_gain
 from treeopt.optimize.mixtures import join_tasks
 from treeopt.optimize.per_step import build_policy, replay_policy
-from treeopt.optimize.replay import Replay, TextSums, accepted_drafts, replay, standard_error
+from treeopt.optimize.replay import Replay, TextSums, children_of, replay, standard_error
 from treeopt.optimize.select_method import MEDUSA, Fitter, Limits, Method
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.optimize.trie import PathTrie
@@ -97,7 +96,7 @@ def test_ends_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     calibration = make_calibration([np.zeros((length, 4)) for length in lengths])
     got = check(Tree.chain(4), calibration)
     assert got.steps_by_sequence().tolist() == [1, 1, 0, 1, 0, 1, 1]
-    monkeypatch.setattr("treeopt.optimize.replay._CHUNK", 7)
+    monkeypatch.setattr("treeopt.optimize.trie._CHUNK", 7)
     check(random_tree(0, nodes=20, depth=4, ranks=4), random_calibration(0))
     got = replay(Tree.chain(2), make_calibration([np.zeros((0, 2))]))
     assert (got.steps, got.tokens, got.tokens_per_step) == (0, 0, 1.0)
@@ -117,7 +116,7 @@ def test_replay_by_hand() -> None:
 def test_sentinels_are_never_accepted() -> None:
     """Misses and ends match no path, even of a tree that has the largest rank there is."""
     tree = Tree(((0,), (252,)))
-    assert accepted_drafts(tree, np.array([[252], [MISS], [NONE], [0]], np.uint8)).tolist() == [1, 0, 0, 1]
+    assert children_of(tree).accepted(np.array([[252], [MISS], [NONE], [0]], np.uint8)).tolist() == [1, 0, 0, 1]
 
 
 def test_tree_deeper_than_the_heads_is_refused() -> None:
@@ -345,21 +344,20 @@ def test_winner_has_the_most_expected_tokens_per_step() -> None:
     assert fitter._winner(strengths, [many, longer]) == strengths[1]
 
 
-def test_gain_on_texts_held_out_is_of_the_sums_of_both_trees() -> None:
+def test_gain_is_of_the_sums_of_both_trees() -> None:
     """The paired interval resamples the expected tokens of each tree with its own steps."""
     calibration = sampled(21, texts=30)
-    fitted, aside, dropped = split(calibration, 12)
-    limits = Limits(9, RANKS)
+    medusa = Fitter(calibration, Limits(9, RANKS)).build(MEDUSA).tree()
     tree = random_tree(3, nodes=9, depth=LEVELS, ranks=RANKS)
-    found = judge(tree, fitted, aside, dropped, limits)
-    medusa = Fitter(fitted, limits).build(MEDUSA).tree()
+    gain = replayed_gain(medusa, tree, calibration)
     one, other = (
-        by_text(aside.token_hashes, s.tokens, s.steps) for s in (replay(t, aside).sums for t in (tree, medusa))
+        by_text(calibration.token_hashes, s.tokens, s.steps)
+        for s in (replay(t, calibration).sums for t in (tree, medusa))
     )
     assert (one[0] != other[0]).any()
-    assert found.gain == difference_interval(one[0], one[1], other[1], other[0])
-    assert found.gain != difference_interval(one[0], one[1], other[1])
-    assert found.medusa_tokens_per_step == replay(medusa, aside).tokens_per_step
+    assert gain.interval == difference_interval(one[0], one[1], other[1], other[0])
+    assert gain.interval != difference_interval(one[0], one[1], other[1])
+    assert gain.first == replay(medusa, calibration).tokens_per_step
 
 
 def test_standard_error_by_hand() -> None:

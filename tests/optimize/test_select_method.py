@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
 from treeopt.optimize.grow import Growth, grow
-from treeopt.optimize.replay import TextSums, TraceRows, accepted_drafts, replay, visits
+from treeopt.optimize.replay import TextSums, TraceRows, children_of, replay, visits
 from treeopt.optimize.select_method import FOLDS, MEDUSA, STRENGTHS, Fitter, Limits, Method, candidates
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.optimize.trie import PathTrie
@@ -116,7 +116,7 @@ def test_visits_come_from_replay() -> None:
     trees: list[Tree] = []
     while tree not in trees and len(trees) <= 3:
         trees.append(tree)
-        seen.append(visits(accepted_drafts(tree, ranks)).astype(float))
+        seen.append(visits(children_of(tree).accepted(ranks)).astype(float))
         tree = grow(values_of(seen[-1]), 12).tree()
     wanted = grow(values_of(np.mean(seen, axis=0)), 12).tree()
     found = Fitter(calibration, limits).build(Method("independent", "visits")).tree()
@@ -132,7 +132,7 @@ def test_joint_visits_settle_at_their_own_strength() -> None:
     tree = grow(IndependentValues(calibration.accuracy), 12).tree()
     seen: dict[Tree, NDArray[np.float64]] = {}
     while tree not in seen and len(seen) <= 3:
-        seen[tree] = visits(accepted_drafts(tree, ranks)).astype(float)
+        seen[tree] = visits(children_of(tree).accepted(ranks)).astype(float)
         tree = grow(JointValues(trie, uniform, 256.0, trie.count(seen[tree])), 12).tree()
     assert len(seen) > 1
     mean = np.mean(list(seen.values()), axis=0)
@@ -252,7 +252,7 @@ def test_cross_validated_steps_are_of_trees_without_them() -> None:
     for fold in range(FOLDS):
         others = calibration.select(np.flatnonzero(folds != fold))
         tree = grow(IndependentValues(others.accuracy), 24).tree()
-        alone = TraceRows.of(calibration, folds == fold).sums(tree)
+        alone = TraceRows.of(calibration, folds == fold).replay(tree).sums
         assert alone.steps.tolist() == fit.sums.steps[folds == fold].tolist()
 
 
@@ -296,7 +296,7 @@ def test_steps_of_some_texts_are_those_of_all(seed: int) -> None:
     everywhere = fitter.sums(tree).steps
     assert everywhere.tolist() == replay(tree, calibration).steps_by_sequence().tolist()
     texts = np.random.default_rng(seed).random(20) < 0.4
-    assert TraceRows.of(calibration, texts).sums(tree).steps.tolist() == everywhere[texts].tolist()
+    assert TraceRows.of(calibration, texts).replay(tree).sums.steps.tolist() == everywhere[texts].tolist()
 
 
 def counted(steps: NDArray[np.int64]) -> TextSums:

@@ -187,22 +187,11 @@ def test_job_of_one_calibration_is_build_tree() -> None:
     assert run_job([calibration], BuildJob(nodes=12)).tree == build_tree(calibration, 12)
 
 
-def test_texts_set_aside_are_read_only_when_asked() -> None:
-    """The tree of a job with a holdout is the tree of the other texts alone."""
-    calibration = random_calibration(5, sequences=30)
-    built = run_job([calibration], BuildJob(nodes=12, holdout=10))
-    assert built.tree == build_tree(calibration.select(range(20)), 12)
-    judgement = built.judgement()
-    assert judgement is not None
-    assert judgement.texts == 10
-    assert run_job([calibration], BuildJob(nodes=12)).judgement() is None
-
-
 def test_contradictions_are_refused() -> None:
-    """Several tasks take no holdout; the fastest size needs a profile."""
+    """Several tasks have a given size; the fastest size needs a profile."""
     calibration = random_calibration(6)
     with pytest.raises(ValueError, match="one calibration"):
-        run_job([calibration, calibration], BuildJob(nodes=8, holdout=3))
+        run_job([calibration, calibration], BuildJob(nodes=None))
     with pytest.raises(ValueError, match="profile"):
         run_job([calibration], BuildJob(nodes=None))
     for shares in ([1.0], [1.0, 1.0, 1.0]):

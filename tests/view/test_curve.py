@@ -56,7 +56,7 @@ def make(sizes: list[int], tokens: list[float], speedups: list[float] | None, ha
         sampling, prediction = Interval(tau - half / 2, tau + half / 2), Interval(tau - half, tau + half)
         points.append(CurvePoint(nodes, tau, sampling, prediction, seconds, overhead, speedup))
     best = sizes[speedups.index(max(speedups))] if speedups else None
-    return Curve(tuple(points), best, str(Method("independent", "uniform")), (1.0,))
+    return Curve(tuple(points), best, str(Method("independent", "uniform")))
 
 
 def artist(figure: Figure, name: str) -> Any:
@@ -209,7 +209,7 @@ def test_drawing_leaves_the_settings_of_matplotlib_alone() -> None:
 def test_curve_without_intervals_has_no_bands() -> None:
     """Where intervals are unknown neither bands nor their legend are drawn, and the text says so."""
     points = [CurvePoint(nodes, 1.0 + nodes / 8, None, None, None, None, None) for nodes in (1, 2, 8)]
-    curve = Curve(tuple(points), None, "independent, uniform", (1.0,))
+    curve = Curve(tuple(points), None, "independent, uniform")
     figure = curve_figure(curve, "")
     assert len(artist(figure, "tokens").get_xydata()) == 3
     assert not figure.findobj(PolyCollection)

@@ -13,7 +13,6 @@ from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import warn_other_heads
 from treeopt.cli.options import (
-    HOLDOUT_HELP,
     calibrations_option,
     check_outputs,
     check_temperature_of,
@@ -34,7 +33,7 @@ from treeopt.defaults import (
     VALUES,
     WEIGHTS,
 )
-from treeopt.engines import ALL_LEVELS, ENGINES
+from treeopt.engines import ENGINES
 from treeopt.files.outputs import TREE
 from treeopt.progress import Progress, late
 
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"  # as the number of nodes, and as the drafter
 _STATIC = ("values", "weights", "max_rank", "max_depth")
-_ONE_DRAFTER = ("holdout", "mix", "robust", "contiguous", "engine")
+_ONE_DRAFTER = ("mix", "robust", "engine")
 
 
 class _Nodes(click.ParamType[int | str]):
@@ -86,12 +85,10 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
 @click.option("--values", type=click.Choice(VALUES), default=DEFAULT_VALUES, help=_ESTIMATE_HELP.format("weights"))
 @click.option("--weights", type=click.Choice(WEIGHTS), default=DEFAULT_WEIGHTS, help=_ESTIMATE_HELP.format("values"))
 @max_rank_option
-@click.option("--contiguous", is_flag=True, help="Siblings have the ranks 0, 1, .. without a gap.")
 @click.option(
     "--for", "engine", type=click.Choice(list(ENGINES)), help="Keep the limits of an engine (treeopt show --for)."
 )
 @click.option("--max-depth", type=click.IntRange(min=0), help="Longest path [default: the number of levels].")
-@click.option("--holdout", type=click.IntRange(min=1), help=HOLDOUT_HELP)
 @click.option("--mix", help="Weights of the tasks, e.g. 3,1 [default: by their tokens].")
 @click.option("--robust", is_flag=True, help="Minimise the loss on the worst of several tasks.")
 @temperature_option
@@ -110,7 +107,7 @@ def run(console: Console, **options: Any) -> None:
     With --kind dynamic the drafter's estimates choose the nodes of each step, so no tree is grown: the file holds the
     number of nodes and the drafter. With --nodes auto each step takes the size that is worth its time.
 
-    With --for, --contiguous or --max-rank the tree is the best one under these limits, and what they cost is printed:
+    With --for or --max-rank the tree is the best one under these limits, and what they cost is printed:
     the tokens per step of the tree of the same size without them.
 
     With --drafter auto calibrations of several drafters compete: the drafter, kind and size with the most tokens per
@@ -148,9 +145,7 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     with console.progress("build") as progress:
         built, constrained = _build(calibrations, job, late(progress))
     save_tree(with_configuration(built.tree, console.configuration), output)
-    # The texts held out are read only after the file is written, so nothing can be fitted to them.
-    judgement = built.judgement()
-    report_tree(console, built, constrained, judgement, engine=job.engine, files=files, output=output)
+    report_tree(console, built, constrained, engine=job.engine, files=files, output=output)
 
 
 def _build(calibrations: list[Calibration], job: BuildJob, progress: Progress) -> tuple[Built, Constrained | None]:
@@ -181,16 +176,14 @@ def _job(options: dict[str, Any], tasks: int) -> BuildJob:
     auto = options["nodes"] == AUTO
     if tasks == 1 and (options["mix"] is not None or options["robust"]):
         raise click.UsageError("--mix and --robust need several --calibration")
-    if tasks > 1 and (options["holdout"] or auto):
-        raise click.UsageError("--holdout and --nodes auto take one --calibration")
+    if tasks > 1 and auto:
+        raise click.UsageError("--nodes auto takes one --calibration")
     if options["mix"] is not None and options["robust"]:
         raise click.UsageError("--mix and --robust exclude each other")
     return BuildJob(
         nodes=None if auto else options["nodes"],
-        holdout=options["holdout"] or 0,
         profile=load_profile(options["profile"]) if auto else None,
         shares=None if options["mix"] is None else _shares(options["mix"], tasks),
-        contiguous=ALL_LEVELS if options["contiguous"] else 0,
         engine=options["engine"] or "",
         robust=options["robust"],
         **_limits(options),

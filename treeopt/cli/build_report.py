@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from treeopt.calibration import Calibration
     from treeopt.export.lint import Constrained
     from treeopt.optimize.auto_drafter import Candidate, DrafterChoice
-    from treeopt.optimize.build_job import Built, Judgement
+    from treeopt.optimize.build_job import Built
     from treeopt.policy import Plan, TreePolicy
 
 _EXPECTED = "expected tokens per step"
@@ -26,7 +26,6 @@ def report_tree(
     console: Console,
     built: Built,
     constrained: Constrained | None,
-    judgement: Judgement | None,
     *,
     engine: str,
     files: Sequence[str],
@@ -45,7 +44,6 @@ def report_tree(
         *(() if constrained is None else _limits(constrained, engine)),
         f"not exportable to {names}; treeopt build --for ENGINE builds within the limits of one" if refusing else None,
         *_tasks(built, files),
-        *_judged(judgement, medusa),
     )
     if tree.nodes < built.budget:
         console.warn(
@@ -61,7 +59,7 @@ def report_tree(
     console.note(f"wrote {output}")
     console.result(
         {
-            **_tree_data(built, judgement),
+            **_tree_data(built),
             **({"not_exportable_to": refusing} if constrained is None else _limits_data(constrained, engine)),
             "output": output,
         }
@@ -126,9 +124,9 @@ def _limits_data(constrained: Constrained, engine: str) -> dict[str, Any]:
 
 
 def _tasks(built: Built, files: Sequence[str]) -> Iterator[Part]:
-    if built.matrix is None or built.mixed is None:
+    if built.mixed is None:
         return
-    rows = [(name, row.tolist(), ".3f") for name, row in zip(files, built.matrix.tokens_per_step, strict=True)]
+    rows = [(name, row.tolist(), ".3f") for name, row in zip(files, built.mixed.matrix, strict=True)]
     rows.append(("this tree (fitted to all)", built.mixed.tokens_per_step.tolist(), ".3f"))
     rows.append(("share in the fit", built.mixed.shares.tolist(), ".2f"))
     header = Column("tokens per step of the tree of / on", lambda row: row[0])
@@ -140,23 +138,7 @@ def _task(name: str, task: int) -> Column:
     return Column(name, lambda row: f"{row[1][task]:{row[2]}}")
 
 
-def _judged(judgement: Judgement | None, medusa: str) -> Iterator[Part]:
-    if judgement is None:
-        return
-    interval, gain = judgement.interval, judgement.gain
-    distinct = f", {judgement.distinct} distinct" if judgement.distinct != judgement.texts else ""
-    yield (
-        f"judged on {counted(judgement.texts, 'text')}{distinct} held out ({judgement.dropped} that were also fitted "
-        f"dropped): {judgement.tokens_per_step:.4f}" + ("" if interval is None else f" ({interval:.3f})")
-    )
-    yield (
-        f"{medusa} on them: {judgement.medusa_tokens_per_step:.4f}; gain "
-        f"{judgement.tokens_per_step / judgement.medusa_tokens_per_step - 1:+.2%}"
-        + ("" if gain is None else f" ({gain:+.3f} tokens)")
-    )
-
-
-def _tree_data(built: Built, judgement: Judgement | None) -> dict[str, Any]:
+def _tree_data(built: Built) -> dict[str, Any]:
     tree, choice = built.tree, built.choice
     assert tree.expected is not None
     data: dict[str, Any] = {
@@ -170,15 +152,15 @@ def _tree_data(built: Built, judgement: Judgement | None) -> dict[str, Any]:
     }
     if choice is not None:
         data["auto"] = picked(choice, "best", "at_64")
-    if built.matrix is not None and built.mixed is not None:
+    if built.mixed is not None:
         own = {"this_tree": built.mixed.tokens_per_step, "shares": built.mixed.shares}
-        data["tasks"] = {"tokens_per_step": built.matrix.tokens_per_step, **own}
-    return data if judgement is None else {**data, "judged": judgement}
+        data["tasks"] = {"tokens_per_step": built.mixed.matrix, **own}
+    return data
 
 
 def report_policy(console: Console, policy: TreePolicy, plan: Plan, calibration: Calibration, output: str) -> None:
     """Print a policy; `plan` is what was written: the policy, or the root alone where plain decoding is as fast."""
-    from treeopt.optimize.per_step import reliability
+    from treeopt.optimize.per_step import calibration_error
 
     expected, pays = policy.expected, plan is policy
     assert expected is not None
@@ -203,7 +185,7 @@ def report_policy(console: Console, policy: TreePolicy, plan: Plan, calibration:
             "kind": KINDS[1] if pays else "none",
             "size_cost": policy.size_cost if pays else (),
             "expected_tokens_per_step": plan.expected,
-            "calibration_error": reliability(calibration).error,
+            "calibration_error": calibration_error(calibration),
             "output": output,
         }
     )

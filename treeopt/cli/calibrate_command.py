@@ -274,7 +274,7 @@ _SHOWN_RANKS = 4
 
 def report_calibration(console: Console, run: CalibrationRun, output: str, drafter_output: str | None) -> None:
     """Print a calibration's accuracies, or its JSON."""
-    from treeopt.optimize.per_step import reliability
+    from treeopt.optimize.per_step import calibration_error
 
     calibration, learned = run.calibration, run.learned
     top_k = min(DEFAULT_TOP_K, calibration.top_k)
@@ -303,7 +303,7 @@ def report_calibration(console: Console, run: CalibrationRun, output: str, draft
             "standard_error_top_1": errors,
             "drafter": calibration.provenance.drafter_id or HEADS,
             "learned": None if learned is None else learned_as_dict(learned),
-            "calibration_error": None if calibration.steps is None else reliability(calibration).error,
+            "calibration_error": None if calibration.steps is None else calibration_error(calibration),
             "output": output,
             "drafter_output": drafter_output,
         }

@@ -14,23 +14,21 @@ from treeopt.files.outputs import TREE
 
 @command("import")
 @click.argument("file")
-@click.option("--add-parents", is_flag=True, help="Add the paths above those of a list, such as one of leaves alone.")
 @force_option
 @click.option("-o", "--output", default="tree.yaml", help="File to write.")
-def run(console: Console, file: str, add_parents: bool, output: str, force: bool) -> None:
+def run(console: Console, file: str, output: str, force: bool) -> None:
     """Read the tree in FILE, which an engine wrote or reads, and write it as a tree of treeopt.
 
     The format is recognised by the content: a list of paths in JSON or Python (Medusa, Spec-Bench, EAGLE-1,
     NxD Inference, TensorRT-LLM), a token tree of NxD Inference, a growmap of Sequoia (.pt or .json). Nothing in the
     file is executed.
 
-    The paths above each path must be listed. With --add-parents they are added, as TensorRT-LLM's Python runtime does
-    for a list of leaves.
+    The paths above each path must be listed.
     """
     from treeopt.export.trees import import_tree
     from treeopt.files.trees import save_tree
 
-    found = import_tree(file, add_parents=add_parents)
+    found = import_tree(file)
     check_outputs({"tree": file, "force": force}, output, kind=TREE)
     check_suffix(output, ".yaml", ".yml")
     save_tree(with_configuration(found.tree, console.configuration), output)

@@ -93,9 +93,9 @@ def learned_as_dict(learned: Learned) -> dict[str, Any]:
 
 def reliability_text(calibration: Calibration) -> str:
     """The expected calibration error of the most likely guess of each level."""
-    from treeopt.optimize.per_step import BINS, reliability
+    from treeopt.optimize.per_step import BINS, calibration_error
 
-    error = reliability(calibration).error
+    error = calibration_error(calibration)
     errors = " ".join(f"{one:.3f}" for one in error)
     return f"expected calibration error by level ({BINS} bins): {errors}; mean {error.mean():.3f}"
 

@@ -205,8 +205,6 @@ def ranks_of(options: Mapping[str, Any]) -> int:
     return DEFAULT_TOP_K if options["max_rank"] is None else int(options["max_rank"]) + 1
 
 
-HOLDOUT_HELP = "Texts held out of the fit, by which the result is judged."  # of build and train
-
 calibration_option = click.option("--calibration", default=CALIBRATION_FILE, help="Traces, from `treeopt calibrate`.")
 
 

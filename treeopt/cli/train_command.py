@@ -12,7 +12,7 @@ import click
 from treeopt.cli.checks import check_apart, check_belongs, check_inputs
 from treeopt.cli.console import Console, command
 from treeopt.cli.numbers import SEED, FiniteRange
-from treeopt.cli.options import HOLDOUT_HELP, base_options, loading_options, say_base
+from treeopt.cli.options import base_options, loading_options, say_base
 from treeopt.cli.work_options import resumable
 from treeopt.errors import counted
 from treeopt.files.configurations import storing
@@ -77,7 +77,7 @@ def _joint_options(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--warmup", type=FiniteRange(0, 1, max_open=True), default=0.05, help="Share of the steps.")
 @click.option("--weight-decay", type=FiniteRange(min=0), default=0.0, help="Of the weights.")
-@click.option("--holdout", type=click.IntRange(min=0), default=0, help=HOLDOUT_HELP)
+@click.option("--holdout", type=click.IntRange(min=0), default=0, help="Texts held out, by which the heads are judged.")
 @click.option("--log-every", type=click.IntRange(min=1), default=10, help="Steps of a log line.")
 @click.option("--bf16", is_flag=True, help="Mixed precision in the heads; their weights stay float32.")
 @click.option("--chat-template/--no-chat-template", default=True, help="Use the tokenizer's chat template.")

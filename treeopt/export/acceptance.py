@@ -55,7 +55,7 @@ def read_acceptance(path: str | os.PathLike[str]) -> MeasuredAcceptance:
     if histograms:
         total = tuple(sum(column) for column in itertools.zip_longest(*histograms, fillvalue=0))
         lengths = {length for record in records for length in _draft_lengths(record, path)}
-        return MeasuredAcceptance(_positive_mean(total, path), total, tuple(sorted(lengths)))
+        return _of_histogram(total, path, tuple(sorted(lengths)))
     means = [_number(record[key], key, path) for record in records if (key := _key(record, _MEANS))]
     return _of_means(means, path)
 
@@ -66,7 +66,9 @@ def _of_means(means: Sequence[float], path: str | os.PathLike[str]) -> MeasuredA
         raise _invalid(path, "has no record of accepted drafts")
     if len(set(means)) > 1:
         raise _invalid(path, f"has {len(means)} means and no histogram: their numbers of steps are not known")
-    return MeasuredAcceptance(_tokens(means[0], path), None)
+    if not 1 <= means[0] <= MOST_DRAFTS:
+        raise _invalid(path, f"has {means[0]} tokens per step; a step emits 1 or more")
+    return MeasuredAcceptance(means[0], None)
 
 
 def _of_metrics(text: str, path: str | os.PathLike[str]) -> MeasuredAcceptance:
@@ -90,14 +92,13 @@ def _of_metrics(text: str, path: str | os.PathLike[str]) -> MeasuredAcceptance:
     if not drafts:
         raise _invalid(path, "counts no step with drafts")
     if not positions:
-        return MeasuredAcceptance(_tokens(1 + accepted / drafts, path), None)
+        return _of_means([1 + accepted / drafts], path)
     if sorted(positions) != list(range(len(positions))):
         raise _invalid(path, f"has positions {sorted(positions)}, not 0, 1, ...")
     reached = [drafts, *(positions[i] for i in range(len(positions))), 0.0]
     if any(one < other for one, other in itertools.pairwise(reached)) or sum(reached[1:]) != accepted:
         raise _invalid(path, "has counts of positions that contradict those of drafts or accepted tokens")
-    histogram = tuple(int(one - other) for one, other in itertools.pairwise(reached))
-    return MeasuredAcceptance(_positive_mean(histogram, path), histogram)
+    return _of_histogram(tuple(int(one - other) for one, other in itertools.pairwise(reached)), path)
 
 
 def _parsed(text: str, path: str | os.PathLike[str]) -> Any:
@@ -160,16 +161,12 @@ def _number(value: Any, name: str, path: str | os.PathLike[str]) -> float:
     return float(number)
 
 
-def _positive_mean(histogram: tuple[int, ...], path: str | os.PathLike[str]) -> float:
+def _of_histogram(
+    histogram: tuple[int, ...], path: str | os.PathLike[str], lengths: tuple[int, ...] = ()
+) -> MeasuredAcceptance:
     if not sum(histogram):
         raise _invalid(path, "counts no step with drafts")
-    return mean_acceptance(histogram)
-
-
-def _tokens(mean: float, path: str | os.PathLike[str]) -> float:
-    if not 1 <= mean <= MOST_DRAFTS:
-        raise _invalid(path, f"has {mean} tokens per step; a step emits 1 or more")
-    return mean
+    return MeasuredAcceptance(mean_acceptance(histogram), histogram, lengths)
 
 
 def _invalid(path: str | os.PathLike[str], what: str) -> TreeoptError:

@@ -129,7 +129,6 @@ def growmap(tree: Tree) -> dict[str, Any]:
 
 
 def growmap_text(tree: Tree) -> str:
-    """The growmap as JSON."""
     return json.dumps(growmap(tree))
 
 
@@ -147,10 +146,9 @@ def read_growmap_pt(raw: bytes, fault: Fault) -> dict[str, Any]:
     """The content of a .pt file, with tensors as lists; no code in it is executed, such a file is E210."""
     import torch
 
-    from treeopt.models.tensors import UNKNOWN, ordinary, refused_pickle, unpacked_size
+    from treeopt.models.tensors import UNKNOWN, ordinary, refused_name, refused_pickle, unpacked_size
 
-    kind = refused_pickle(io.BytesIO(raw))
-    if kind is not None:
+    if kind := refused_pickle(io.BytesIO(raw)):
         raise _refused(kind, fault)
     unpacked = max(len(raw), unpacked_size(io.BytesIO(raw)))
     if unpacked == UNKNOWN:
@@ -161,12 +159,9 @@ def read_growmap_pt(raw: bytes, fault: Fault) -> dict[str, Any]:
         with warnings.catch_warnings(action="ignore"):  # torch's of pickles that it refuses next
             content = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
     except Exception as error:  # the types that torch.load raises vary
-        from treeopt.models.tensors import refused_name
-
-        name = refused_name(error)
-        if name is None:
-            raise fault("is damaged, or not a file of PyTorch") from error
-        raise _refused(name, fault) from error
+        if name := refused_name(error):
+            raise _refused(name, fault) from error
+        raise fault("is damaged, or not a file of PyTorch") from error
     if not isinstance(content, Mapping):
         raise fault(f"holds {shown(content)}, not a mapping")
     _check_keys(content, fault)

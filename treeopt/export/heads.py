@@ -73,9 +73,8 @@ def needs_base(heads: MedusaHeads, to: str, *, with_lm_heads: bool = False) -> b
 def check_output(heads: MedusaHeads, to: str, folder: str | os.PathLike[str], *, overwrite: bool) -> None:
     """Check that `convert_heads` may write to a folder, before long work.
 
-    Raises:
-        TreeoptError: E204 where the folder has a base model, or heads in a file that would be read in place of the new
-            one; E202 where it has heads and `overwrite` is off.
+    E204 where it has a base model, or heads in a file that would be read in place of the new one; E202 where it has
+    heads and `overwrite` is off.
     """
     place = Path(folder)
     if to == "nxdi":
@@ -132,7 +131,8 @@ def convert_heads(
     name, state = _weights(heads, to)
     content = {name: _saved(name, state)}
     if to != "nxdi":
-        config = _vllm_config(heads, state) if to == "vllm" else _medusa_config(heads, to)
+        config = _vllm_config(heads, state) if to == "vllm" else medusa_numbers(heads)
+        config |= {"num_medusa_heads": heads.num_heads} if to == "medusa" else {}  # TensorRT-LLM's name
         config |= {"treeopt": origin} if (origin := with_stored({})) else {}
         content[CONFIG_FILE] = (json.dumps(_named(base_name) | config, indent=1) + "\n").encode()
     write_files({place / file: raw for file, raw in content.items()})
@@ -167,20 +167,15 @@ def _weights(heads: MedusaHeads, to: str) -> tuple[str, State]:
         return NXDI_FILE, state_of(heads, NXDI)
     if to != "vllm":
         return _medusa_file(heads, to), state_of(heads, MEDUSA)
-    state = state_of(heads, VLLM)
-    assert heads.lm_head is not None
-    if _all_equal(heads.lm_head):
+    state, lm_heads = state_of(heads, VLLM), heads.lm_head
+    assert lm_heads is not None
+    if len(lm_heads) > 1 and all(torch.equal(one, lm_heads[0]) for one in lm_heads[1:]):
         first = state["lm_heads.0.weight"]
         state = {key: tensor for key, tensor in state.items() if not key.startswith("lm_heads.")}
         state["lm_head.weight"] = first
     if heads.token_map is not None:
         state["token_map"] = heads.token_map.cpu()
     return VLLM_FILE, state
-
-
-def _all_equal(lm_head: Tensor) -> bool:
-    """Whether two or more LM heads are equal: [H, V, d]."""
-    return len(lm_head) > 1 and all(torch.equal(one, lm_head[0]) for one in lm_head[1:])
 
 
 def _saved(name: str, state: State) -> bytes:
@@ -221,30 +216,20 @@ def _vllm_config(heads: MedusaHeads, state: Mapping[str, Tensor]) -> dict[str, A
     }
 
 
-def _medusa_config(heads: MedusaHeads, to: str) -> dict[str, Any]:
-    """The config that the original code, TGI and TensorRT-LLM read; the last has another name for the number."""
-    return medusa_numbers(heads) | ({"num_medusa_heads": heads.num_heads} if to == "medusa" else {})
-
-
 def _advice(heads: MedusaHeads, to: str, place: Path) -> list[str]:
     """What a user must know to serve the files."""
-    blocks = heads.bias.shape[0]
-    if to == "nxdi":
-        return [f"{NXDI_FILE} belongs into the folder of the base model, whose state it is merged into"]
-    if to == "vllm":
-        config = {"method": "medusa", "model": str(place), "num_speculative_tokens": heads.num_heads}
-        return [f"vllm serve BASE --speculative-config '{json.dumps(config)}'", "vLLM drafts a chain, no tree"]
-    if to == "tgi":
-        line = f"text-generation-launcher --model-id {place} --speculate {heads.num_heads}"
-        return [line, "TGI drafts a chain, no tree"]
-    notes = []
-    made = ENGINES["medusa"].max_depth
-    if heads.num_heads != made:
-        notes.append(
-            f"FasterDecoding's loader makes {made} heads, whatever the config says; these are {heads.num_heads}"
-        )
-    if blocks > 1:
-        notes.append(f"FasterDecoding's code ties the {blocks} blocks of a head to one; TensorRT-LLM does not")
-    if heads.lm_head is None:
-        notes.append("TensorRT-LLM and medusa_model.py need LM heads: --with-lm-heads")
-    return notes
+    blocks, made = heads.bias.shape[0], ENGINES["medusa"].max_depth
+    config = {"method": "medusa", "model": str(place), "num_speculative_tokens": heads.num_heads}
+    known = {
+        "nxdi": [f"{NXDI_FILE} belongs into the folder of the base model, whose state it is merged into"],
+        "vllm": [f"vllm serve BASE --speculative-config '{json.dumps(config)}'", "vLLM drafts a chain, no tree"],
+        "tgi": [
+            f"text-generation-launcher --model-id {place} --speculate {heads.num_heads}",
+            "TGI drafts a chain, no tree",
+        ],
+    }
+    loader = f"FasterDecoding's loader makes {made} heads, whatever the config says; these are {heads.num_heads}"
+    ties = f"FasterDecoding's code ties the {blocks} blocks of a head to one; TensorRT-LLM does not"
+    shared = "TensorRT-LLM and medusa_model.py need LM heads: --with-lm-heads"
+    holds = {loader: heads.num_heads != made, ties: blocks > 1, shared: heads.lm_head is None}
+    return known.get(to, [note for note, true in holds.items() if true])

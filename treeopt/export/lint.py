@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -74,18 +75,7 @@ def lint_tree(tree: GivenTree, engine: str, *, num_heads: int | None = None) -> 
     check_choice("engine", engine, ENGINES)
     if num_heads is not None:
         check_counts(0, num_heads=num_heads)
-    tree, known = as_tree(tree), ENGINES[engine]
-    found = [finding for finding in _broken(tree, known) if finding is not None]
-    if num_heads is not None and known.drafts == HEADS_DRAFT and tree.depth > num_heads:
-        deep = [path for path in tree.paths if len(path) > num_heads]
-        what = f"{_named(deep)} deeper than the {num_heads} heads"
-        fix = f"treeopt build --max-depth {num_heads}"
-        found.append(_of_engine("heads", known, what, fix, why="level d is drafted by head d", paths=deep))
-    if num_heads is not None and known.name == "medusa" and num_heads != known.max_depth:
-        what = f"{num_heads} heads, and its loader makes {known.max_depth}, whatever the config says"
-        why = "further heads are not read, and missing ones have random weights"
-        fix = f"serve {known.max_depth} heads"
-        found.append(_of_engine("heads-made", known, what, fix, why=why, severity=WARNING))
+    found = _broken(as_tree(tree), ENGINES[engine], num_heads)
     return sorted(found, key=lambda finding: finding.severity != ERROR)
 
 
@@ -94,32 +84,29 @@ def refusing_engines(tree: Tree) -> list[str]:
     return [name for name in ENGINES if any(finding.severity == ERROR for finding in lint_tree(tree, name))]
 
 
-def lint_list(paths: Sequence[object]) -> list[Finding]:
+def lint_list(paths: Sequence[object]) -> Iterator[Finding]:
     """The rules of every tree that a list of candidate paths breaks; they need no engine."""
-    found = []
+    rule = Code.TREE_INVALID.rule
     wrong = [path for path in paths if not _is_path(path)]
     if wrong:
         what = f"{len(wrong)} entries are not lists of whole numbers from 0, such as {shown(wrong[0])}"
-        found.append(_of_list("types", what, "write every path as a list of whole numbers, such as [0, 2]"))
+        yield _finding("types", what, "write every path as a list of whole numbers, such as [0, 2]", rule)
     if len({type(path) for path in paths if isinstance(path, (list, tuple))}) > 1:
-        what = "lists and tuples are mixed"
         why = "engines sort the paths, and Python does not compare a list with a tuple"
-        found.append(_of_list("types", what, "write all paths as lists", why=why))
+        yield _finding("types", "lists and tuples are mixed", "write all paths as lists", why)
     listed: list[RankPath] = [tuple(path) for path in paths if _is_path(path)]
     known = {(), *listed}
     if () in listed:
-        found.append(_of_list("root", "[] is listed", "remove []: the root is not a path", why="the root is implicit"))
+        yield _finding("root", "[] is listed", "remove []: the root is not a path", "the root is implicit")
     twice = [path for path, times in Counter(listed).items() if path and times > 1]
     if twice:
-        found.append(_of_list("duplicate", f"{_named(twice)} more than once", "keep each path once", paths=twice))
+        yield _finding("duplicate", f"{_named(twice)} more than once", "keep each path once", rule, paths=twice)
     orphans = [path for path in dict.fromkeys(listed) if path and path[:-1] not in known]
     if orphans:
         what = f"{_named(orphans)} without the path above"
         why = "TensorRT-LLM attaches such a node to the root without a word; Medusa and NxDI stop with an error"
-        missing = list(orphans[0][:-1])
-        fix = f"add {missing} and the paths above it, or remove these"
-        found.append(_of_list("orphan", what, fix, why=why, paths=orphans))
-    return found
+        fix = f"add {list(orphans[0][:-1])} and the paths above it, or remove these"
+        yield _finding("orphan", what, fix, why, paths=orphans)
 
 
 def gaps(paths: Sequence[RankPath], levels: int) -> list[RankPath]:
@@ -143,66 +130,83 @@ def check_exportable(tree: Tree, engine: str) -> list[Finding]:
     return found
 
 
-def _broken(tree: Tree, engine: Engine) -> Iterator[Finding | None]:
-    """A finding for each rule that is broken, and perhaps None for others."""
-    drafts = len(tree.paths)
+def _broken(tree: Tree, engine: Engine, num_heads: int | None) -> Iterator[Finding]:
+    """A finding for each rule that is broken."""
+    found, drafts = functools.partial(_finding, engine=engine), len(tree.paths)
     if not tree.paths and engine.drafts != ANY_DRAFT:
-        yield _of_engine("empty", engine, "the tree has no drafts", "treeopt build --nodes 2", why="nothing is drafted")
-    yield _drafter(tree, engine)
-    if engine.max_rank is not None and tree.max_rank > engine.max_rank:
-        above = [path for path in tree.paths if path[-1] > engine.max_rank]
-        what = f"{_named(above)} with a rank above {engine.max_rank}"
-        yield _of_engine("rank", engine, what, _grow(engine), paths=above)
-    if missing := gaps(tree.paths, engine.contiguous):
-        where = " on level 1" if engine.contiguous == 1 else ""
-        what = f"{_named(missing)} without the sibling of the next smaller rank{where}"
-        yield _of_engine("gap", engine, what, _grow(engine), paths=missing)
-    if engine.max_depth is not None and tree.depth > engine.max_depth:
-        deep = [path for path in tree.paths if len(path) > engine.max_depth]
-        what = f"{_named(deep)} deeper than {engine.max_depth} levels"
-        yield _of_engine("depth", engine, what, _grow(engine), paths=deep)
+        yield found("empty", "the tree has no drafts", "treeopt build --nodes 2", "nothing is drafted")
+    yield from _drafter(tree, engine)
+    above = [path for path in tree.paths if engine.max_rank is not None and path[-1] > engine.max_rank]
+    where = " on level 1" if engine.contiguous == 1 else ""
+    for rule, paths, fault in (
+        ("rank", above, f"with a rank above {engine.max_rank}"),
+        ("gap", gaps(tree.paths, engine.contiguous), f"without the sibling of the next smaller rank{where}"),
+        ("depth", _deeper(tree, engine.max_depth), f"deeper than {engine.max_depth} levels"),
+    ):
+        if paths:
+            fix = f"treeopt build --for {engine.name}"
+            yield found(rule, f"{_named(paths)} {fault}", fix, engine.reason, paths=paths)
     if engine.max_nodes is not None and tree.nodes > engine.max_nodes:
         what = f"{tree.nodes:,} nodes, root counted; at most {engine.max_nodes:,} are written"
         why = "its mask has a number for each pair of nodes"
-        yield _of_engine("nodes", engine, what, f"treeopt build --nodes {engine.max_nodes}", why=why)
-    if engine.name == "eagle" and tree.depth == 1:
-        why = (
-            "its drafter takes the first of the levels below level 1, and stops with an IndexError where there is none"
-        )
-        yield _of_engine("one-level", engine, "the tree has one level", "treeopt build with more nodes", why=why)
-    if engine.name == "eagle":
-        yield _draft_rows(tree, engine)
+        yield found("nodes", what, f"treeopt build --nodes {engine.max_nodes}", why)
     most = engine.default_drafts
     if most is not None and drafts > most:
         what = f"{drafts} drafts; an engine that was built with default options holds {most}"
         fix = f"build the engine with a maximum draft length of {drafts}, or treeopt build --nodes {most + 1}"
-        yield _of_engine("rows", engine, what, fix, why="more drafts are refused", severity=WARNING)
+        yield found("rows", what, fix, "more drafts are refused", severity=WARNING)
+    yield from _of_readers(tree, engine, num_heads)
 
 
-def _drafter(tree: Tree, engine: Engine) -> Finding | None:
+def _of_readers(tree: Tree, engine: Engine, num_heads: int | None) -> Iterator[Finding]:
+    """What the code of single engines cannot read."""
+    found = functools.partial(_finding, engine=engine)
+    if engine.name == "eagle" and tree.depth == 1:
+        why = "its drafter takes the first of the levels below level 1, and stops with an IndexError without one"
+        yield found("one-level", "the tree has one level", "treeopt build with more nodes", why)
+    if engine.name == "eagle" and (skipped := _draft_rows(tree)):
+        fault = "whose children have no children, before a node of the level whose children have some"
+        why = "its drafter counts only parents of such nodes: the drafts below the later node are those of the earlier"
+        yield found(DRAFT_ROWS, f"{_named(skipped)} {fault}", "treeopt build --max-depth 2", why, paths=skipped)
+    if engine.drafts == HEADS_DRAFT and (deep := _deeper(tree, num_heads)):
+        what, fix = f"{_named(deep)} deeper than the {num_heads} heads", f"treeopt build --max-depth {num_heads}"
+        yield found("heads", what, fix, "level d is drafted by head d", paths=deep)
+    if engine.name == "medusa" and num_heads not in (None, engine.max_depth):
+        what = f"{num_heads} heads, and its loader makes {engine.max_depth}, whatever the config says"
+        why = "further heads are not read, and missing ones have random weights"
+        yield found("heads-made", what, f"serve {engine.max_depth} heads", why, severity=WARNING)
+
+
+def _deeper(tree: Tree, most: int | None) -> list[RankPath]:
+    return [path for path in tree.paths if most is not None and len(path) > most]
+
+
+def _drafter(tree: Tree, engine: Engine) -> Iterator[Finding]:
     """Whether the engine's drafter gives the ranks the meaning that they have in the tree."""
     kind = drafter_name(tree.drafter, tree.source.get("drafter"))
     fitted = bool(tree.source.get("calibration"))  # a list of paths says nothing about the drafts
     if engine.drafts == _SAME.get(kind) or (kind == HEADS and (engine.drafts == ANY_DRAFT or not fitted)):
-        return None
-    if kind in _SAME and engine.drafts in (MODEL_DRAFT, EAGLE_DRAFT):
+        return
+    of_model, severity = engine.drafts in (MODEL_DRAFT, EAGLE_DRAFT), WARNING
+    if kind in _SAME and of_model:
         drafts = "an EAGLE head" if engine.drafts == EAGLE_DRAFT else "a draft model"
         what = f"the ranks are of {'heads' if kind == HEADS else 'a draft model'}, and the engine drafts with {drafts}"
         why = "the paths are read rightly, but were not fitted to its drafts: the expected figures do not hold there"
         fix = "" if engine.drafts == EAGLE_DRAFT else "treeopt calibrate --draft MODEL, and treeopt build"
-        return _of_engine("drafter", engine, what, fix, why=why, severity=WARNING)
-    if kind == MODEL and engine.drafts == ANY_DRAFT:
-        what = "the ranks are of a draft model, which the file does not say"
+    elif kind == MODEL and engine.drafts == ANY_DRAFT:
+        what, fix = "the ranks are of a draft model, which the file does not say", "keep the tree file beside it"
         why = "rank r is the (r+1)-th likeliest token after the tokens of the path above, not of a head"
-        return _of_engine("drafter", engine, what, "keep the tree file beside it", why=why, severity=WARNING)
-    what = f"the tree was made for drafter {tree.drafter}" + (f" ({kind})" if kind else "")
-    why = "its ranks are of candidates that only treeopt drafts; an engine takes them for ranks of its drafter"
-    if kind == MODEL:
-        why = "its ranks are of a draft model's tokens after each path; the engine takes them for ranks of its heads"
-    fix = "treeopt calibrate --drafter heads, and treeopt build; or treeopt generate with this tree"
-    if engine.drafts in (MODEL_DRAFT, EAGLE_DRAFT):
-        fix = "treeopt calibrate --drafter model, and treeopt build" if kind else "keep the drafter's file"
-    return _of_engine("drafter", engine, what, fix, why=why)
+    else:
+        what, severity = f"the tree was made for drafter {tree.drafter}" + (f" ({kind})" if kind else ""), ERROR
+        why = "its ranks are of candidates that only treeopt drafts; an engine takes them for ranks of its drafter"
+        if kind == MODEL:
+            why = (
+                "its ranks are of a draft model's tokens after each path; the engine takes them for ranks of its heads"
+            )
+        fix = "treeopt calibrate --drafter heads, and treeopt build; or treeopt generate with this tree"
+        if of_model:
+            fix = "treeopt calibrate --drafter model, and treeopt build" if kind else "keep the drafter's file"
+    yield _finding("drafter", what, fix, why, engine=engine, severity=severity)
 
 
 def drafter_name(drafter_id: str, file: str | None) -> str:
@@ -215,7 +219,7 @@ def drafter_name(drafter_id: str, file: str | None) -> str:
     return drafter.name if drafter.id == drafter_id else ""
 
 
-def _draft_rows(tree: Tree, engine: Engine) -> Finding | None:
+def _draft_rows(tree: Tree) -> list[RankPath]:
     """Nodes whose children EAGLE-1's drafter would mistake for those of another node of their level."""
     inner = [tree.paths[node - 1] for node in sorted(set(tree.parents[1:])) if node]
     parents = {path[:-1] for path in inner}
@@ -224,32 +228,20 @@ def _draft_rows(tree: Tree, engine: Engine) -> Finding | None:
         level = list(group)
         last = max((i for i, path in enumerate(level) if path in parents), default=0)
         skipped += [path for path in level[:last] if path not in parents]
-    if not skipped:
-        return None
-    what = f"{_named(skipped)} whose children have no children, before a node of the level whose children have some"
-    why = "its drafter counts only parents of such nodes, so the drafts below the later node are those of the earlier"
-    return _of_engine(DRAFT_ROWS, engine, what, "treeopt build --max-depth 2", why=why, paths=skipped)
+    return skipped
 
 
-def _of_engine(
+def _finding(
     rule: str,
-    engine: Engine,
     what: str,
     fix: str,
+    why: str,
     *,
-    why: str = "",
     paths: Sequence[RankPath] = (),
+    engine: Engine | None = None,
     severity: str = ERROR,
 ) -> Finding:
-    return Finding(rule, severity, engine.name, what, why or engine.reason, fix, tuple(paths[:_SHOWN]), len(paths))
-
-
-def _of_list(rule: str, what: str, fix: str, *, why: str = "", paths: Sequence[RankPath] = ()) -> Finding:
-    return Finding(rule, ERROR, "", what, why or Code.TREE_INVALID.rule, fix, tuple(paths[:_SHOWN]), len(paths))
-
-
-def _grow(engine: Engine) -> str:
-    return f"treeopt build --for {engine.name}"
+    return Finding(rule, severity, engine.name if engine else "", what, why, fix, tuple(paths[:_SHOWN]), len(paths))
 
 
 def _is_path(path: object) -> TypeGuard[Sequence[int]]:
@@ -264,13 +256,10 @@ def _named(paths: Sequence[RankPath]) -> str:
 
 @dataclass(frozen=True)
 class Constrained:
-    """A tree built under limits.
+    """A tree built under limits, with the rules of the engine that it still breaks.
 
-    Args:
-        built: the tree.
-        gain: from the tree without the limits to this tree, in tokens per step; None for several tasks.
-        cross_validated: whether `gain` is from texts left out of the fit; else it is from the fitted texts.
-        findings: rules of the engine that the tree still breaks.
+    `gain` is from the tree without the limits, by texts left out of the fit where `cross_validated`, else by the fitted
+    ones; None for several tasks.
     """
 
     built: Built
@@ -282,8 +271,7 @@ class Constrained:
 def build_for(calibrations: Sequence[Calibration], job: BuildJob, *, progress: Progress = silent) -> Constrained:
     """Build the tree of a job that has limits for an engine, and the tree of the same size without them.
 
-    EAGLE-1 misreads some trees of three levels and more (`draft-rows`). For it the tree is built again with one level
-    less until it is read rightly.
+    EAGLE-1 misreads some trees (`draft-rows`): for it the tree is built with one level less until it is read rightly.
     """
     built = run_job(calibrations, job, progress=progress)
     findings = lint_tree(built.tree, job.engine) if job.engine else []
@@ -293,28 +281,20 @@ def build_for(calibrations: Sequence[Calibration], job: BuildJob, *, progress: P
         findings = lint_tree(built.tree, job.engine)
     if len(calibrations) > 1:
         return Constrained(built, None, False, tuple(findings))
-    return Constrained(built, *_loss(calibrations, job, built, progress), tuple(findings))
-
-
-def _loss(calibrations: Sequence[Calibration], job: BuildJob, built: Built, progress: Progress) -> tuple[Gain, bool]:
-    """The gain over the tree of the same size without the limits, and whether it is cross-validated."""
-    same_size = dataclasses.replace(job.unconstrained, nodes=built.budget)
-    free = run_job(calibrations, same_size, progress=progress)
-    fitted = built.fitted
-    if free.fit.sums is None or built.fit.sums is None:
-        return replayed_gain(free.tree, built.tree, fitted), False
-    return gain_of_sums(fitted.token_hashes, free.fit.sums, built.fit.sums), True
+    free = run_job(calibrations, dataclasses.replace(job.unconstrained, nodes=built.budget), progress=progress)
+    one, other = free.fit.sums, built.fit.sums
+    if one is None or other is None:
+        return Constrained(built, replayed_gain(free.tree, built.tree, built.fitted), False, tuple(findings))
+    gain = gain_of_sums(built.fitted.token_hashes, one, other)
+    return Constrained(built, gain, True, tuple(findings))
 
 
 @dataclass(frozen=True)
 class LintReport:
-    """The rules that the tree of a file breaks.
+    """The rules that the tree of a file breaks."""
 
-    `tree` is None where the paths are not one; `nodes` is then 1 and the number of the list's entries.
-    """
-
-    tree: Tree | None
-    nodes: int
+    tree: Tree | None  # None where the paths are not one
+    nodes: int  # then 1 + the number of the list's entries
     findings: tuple[Finding, ...]
 
     @property
@@ -324,13 +304,10 @@ class LintReport:
 
 
 def lint_file(name: str, engines: Sequence[str], *, num_heads: int | None = None) -> LintReport:
-    """Check the tree of a file, or of `treeopt list`, by the rules of some engines.
-
-    A list of paths that is not a tree is reported with the rules that it breaks; other files must hold a tree.
-    """
+    """The rules of some engines that the tree of a file, or of `treeopt list`, breaks, or those of every tree."""
     entries = _entries(name)
-    if found := lint_list(entries):
-        return LintReport(None, 1 + len(entries), tuple(found))
+    if found := tuple(lint_list(entries)):
+        return LintReport(None, 1 + len(entries), found)
     tree = load_tree(name)
     broken = (finding for engine in engines for finding in lint_tree(tree, engine, num_heads=num_heads))
     return LintReport(tree, tree.nodes, tuple(broken))

@@ -76,11 +76,9 @@ class EngineSettings:
     @property
     def content(self) -> str:
         """The settings as the engine takes them: JSON, or options of its command line; empty without settings."""
-        if not self.settings:
-            return ""
-        if not self.lines:
-            return json.dumps(self.settings)
-        return " ".join(f"{name} {value}" for name, value in self.settings.items())
+        if not self.settings or self.lines:
+            return " ".join(f"{name} {value}" for name, value in self.settings.items())
+        return json.dumps(self.settings)
 
 
 @dataclass(frozen=True)
@@ -151,13 +149,7 @@ def engine_settings(
 def promised(found: EngineSettings, calibration: Calibration, drafts: int | None) -> Replay:
     """The steps to compare an engine's with: of a chain of as many drafts as it made, or those of other settings.
 
-    Args:
-        found: the settings.
-        calibration: the traces that they were made from.
-        drafts: the greatest number of drafts in the engine's histogram; None where it has none.
-
-    Raises:
-        TreeoptError: E101 where the engine drafts more levels than were traced, E230 where neither is known.
+    `drafts` is the greatest number in the engine's histogram; None where it has none.
     """
     if not found.chain or drafts is None:
         if found.replay is None:
@@ -240,20 +232,16 @@ def _sglang(given: _EngineInput) -> EngineSettings:
     choice = choose_dynamic_tree(given.calibration, given.profile, given.nodes)
     if choice.shape is None:
         return dataclasses.replace(_tree(given, choice, {}), underived={key: _NO_GAIN})
-    settings = {
-        "--speculative-num-steps": choice.shape.steps,
-        "--speculative-eagle-topk": choice.shape.top_k,
-        key: choice.shape.nodes,
-    }
+    names = ("--speculative-num-steps", "--speculative-eagle-topk", key)
+    settings = dict(zip(names, dataclasses.astuple(choice.shape), strict=True))
     algorithm = {"--speculative-algorithm": "STANDALONE for a draft model, EAGLE or EAGLE3 for their drafts; no Medusa"}
     return dataclasses.replace(_tree(given, choice, settings), underived=algorithm, lines=True)
 
 
 def _trtllm(given: _EngineInput) -> EngineSettings:
-    return _trtllm_chain(given) if given.nodes is None else _trtllm_tree(given)
+    if given.nodes is not None:
+        return _trtllm_tree(given)
 
-
-def _trtllm_chain(given: _EngineInput) -> EngineSettings:
     def make(lengths: Lengths) -> dict[str, Any]:
         # The first length is the greatest by rule; beyond the last batch TensorRT-LLM does not draft.
         longest = lengths[min(lengths)]
@@ -282,34 +270,27 @@ def _trtllm_tree(given: _EngineInput) -> EngineSettings:
         "dynamic_tree_max_topK": choice.shape.top_k,
         "max_total_draft_tokens": choice.shape.nodes - 1,  # without the root
     }
-    found = _tree(given, choice, settings)
-    notes = ("TensorRT-LLM's choice of nodes is taken to be EAGLE-2's", *found.notes)
-    underived = {"draft_len_schedule": "of chains; a dynamic tree has one size"}
-    return dataclasses.replace(found, notes=notes, underived=underived)
+    found = _tree(given, choice, settings, "TensorRT-LLM's choice of nodes is taken to be EAGLE-2's")
+    found.underived["draft_len_schedule"] = "of chains; a dynamic tree has one size"
+    return found
 
 
-def _tree(given: _EngineInput, choice: TreeChoice, settings: dict[str, Any]) -> EngineSettings:
+def _tree(given: _EngineInput, choice: TreeChoice, settings: dict[str, Any], *notes: str) -> EngineSettings:
     """The settings of a dynamic tree, with its figures at the smallest measured batch."""
     batch = None if given.profile is None else given.profile.batches[0]
     budgets = {} if batch is None or choice.budget is None else {batch: choice.budget}
-    if choice.shape is None:
-        return EngineSettings(settings, None, budgets, chain=False)
-    exact = choice.shape.replays_exactly(given.calibration.num_heads)
-    note = "the traces do not say which nodes the engine expands; docs/engines.md has the difference in a simulation"
-    notes, bound = ((), EXACT) if exact else ((note,), ESTIMATE)
+    bound = EXACT
+    if choice.shape is not None and not choice.shape.replays_exactly(given.calibration.num_heads):
+        bound = ESTIMATE
+        simulated = "docs/engines.md has the difference in a simulation"
+        notes = (*notes, f"the traces do not say which nodes the engine expands; {simulated}")
+    batch = None if choice.shape is None else batch
     return EngineSettings(settings, choice.replay, budgets, notes=notes, batch=batch, bound=bound, chain=False)
 
 
 def _llamacpp(given: _EngineInput) -> EngineSettings:
-    def make(lengths: Lengths) -> dict[str, Any]:
-        return {
-            "--spec-type": "draft-simple",
-            "--spec-draft-n-max": lengths[min(lengths)],
-            "--spec-draft-n-min": 0,
-            "--spec-draft-p-min": 0.0,
-        }
-
-    found = dataclasses.replace(_chain(given, "--spec-draft-n-max", make), lines=True)
+    fixed = {"--spec-draft-n-min": 0, "--spec-draft-p-min": 0.0}
+    found = _length(given, "--spec-draft-n-max", {"--spec-type": "draft-simple"}, fixed, lines=True)
     if given.profile is None or given.calibration.steps is None:
         if found.settings:
             why = "the engine's default, 0: another needs per-step traces (--kind dynamic) and a profile"
@@ -324,7 +305,9 @@ def _llamacpp(given: _EngineInput) -> EngineSettings:
         "tokens"
     )
     return EngineSettings(
-        make({batch: best.budget.nodes - 1}) | {"--spec-draft-p-min": best.least},
+        {"--spec-type": "draft-simple", "--spec-draft-n-max": best.budget.nodes - 1}
+        | fixed
+        | {"--spec-draft-p-min": best.least},
         best.replay,
         {batch: best.budget},
         notes=(note,),
@@ -335,22 +318,20 @@ def _llamacpp(given: _EngineInput) -> EngineSettings:
 
 
 def _transformers(given: _EngineInput) -> EngineSettings:
-    def make(lengths: Lengths) -> dict[str, Any]:
-        return {
-            "num_assistant_tokens": lengths[min(lengths)],
-            "num_assistant_tokens_schedule": "constant",
-            "assistant_confidence_threshold": 0.0,
-        }
-
     note = "set them on assistant_model.generation_config, which assisted generation reads; batch 1 only"
-    found = _chain(given, "num_assistant_tokens", make, note)
+    fixed = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+    found = _length(given, "num_assistant_tokens", {}, fixed, note)
     if found.settings:
         found.underived["prompt_lookup_num_tokens"] = "prompt lookup drafts by other rules than the traced drafter"
     return found
 
 
-def _any_chain(given: _EngineInput) -> EngineSettings:
-    return _chain(given, "drafts", lambda lengths: {"drafts": lengths[min(lengths)]})
+def _length(
+    given: _EngineInput, key: str, before: Mapping[str, Any], after: Mapping[str, Any], *notes: str, lines: bool = False
+) -> EngineSettings:
+    """The settings of an engine that takes one length, that of the smallest batch, between others that are fixed."""
+    found = _chain(given, key, lambda lengths: {**before, key: lengths[min(lengths)], **after}, *notes)
+    return dataclasses.replace(found, lines=lines)
 
 
 SETTINGS_OF: dict[str, Callable[[_EngineInput], EngineSettings]] = {
@@ -359,5 +340,5 @@ SETTINGS_OF: dict[str, Callable[[_EngineInput], EngineSettings]] = {
     "trtllm": _trtllm,
     "llamacpp": _llamacpp,
     "transformers": _transformers,
-    "chain": _any_chain,
+    "chain": lambda given: _length(given, "drafts", {}, {}),
 }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treeopt.defaults import MAX_DEPTH, MAX_NODES
+from treeopt.defaults import MAX_NODES
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError, check_choice
 from treeopt.export.growmaps import (
@@ -29,7 +29,6 @@ from treeopt.files.choices import choices_text, is_choices, literal, tree_of_lit
 from treeopt.files.read import read_bytes
 from treeopt.files.strict_yaml import read_text, refusal
 from treeopt.files.trees import GivenTree, as_tree
-from treeopt.tree import Path as RankPath
 from treeopt.tree import Tree
 
 
@@ -41,10 +40,6 @@ def braces_text(tree: Tree) -> str:
 PT = ".pt"
 
 
-def _eagle_text(tree: Tree) -> str:
-    return f"mc_sim_7b_63 = {choices_text(tree)}"
-
-
 WRITERS: dict[str, Callable[[Tree], str]] = {
     "medusa": choices_text,
     "nxdi": choices_text,
@@ -52,7 +47,7 @@ WRITERS: dict[str, Callable[[Tree], str]] = {
     "trtllm": choices_text,
     "triton": braces_text,
     "sequoia": growmap_text,
-    "eagle": _eagle_text,
+    "eagle": lambda tree: f"mc_sim_7b_63 = {choices_text(tree)}",
     "json": choices_text,
 }
 BINARY: dict[str, Callable[[Tree], bytes]] = {"sequoia": growmap_pt}  # written to files with the suffix .pt
@@ -122,14 +117,13 @@ class Imported:
     assumed: tuple[str, ...]
 
 
-def import_tree(path: str | os.PathLike[str], *, add_parents: bool = False) -> Imported:
+def import_tree(path: str | os.PathLike[str]) -> Imported:
     """Read a tree from the file of an engine, or from a file with a pasted Python or JSON literal.
 
     No code of the file is executed, and pickles are read with `weights_only=True`.
 
     Args:
         path: the file.
-        add_parents: add the paths above those of a list, as TensorRT-LLM's Python runtime does for a list of leaves.
 
     Raises:
         TreeoptError: E201 where there is no file; E203 where it is not text of these formats; E206 where it breaks the
@@ -149,36 +143,20 @@ def import_tree(path: str | os.PathLike[str], *, add_parents: bool = False) -> I
         raise refusal(file, "holds no tree in a format that is known", FORMATS)
     content = literal(file, text)
     if not isinstance(content, Mapping):
-        return _of_list(file, text, content, add_parents)
+        return _of_list(file, text, content)
     if set(content) & set(KEYS):
         return _imported(file, tree_of_growmap(content, fault_of(file, GROWMAP)), GROWMAP, (*_DERIVED, *_words(text)))
     return _imported(file, tree_of_adjacency(content, fault_of(file, ADJACENCY)), ADJACENCY, tuple(_words(text)))
 
 
-def _of_list(file: Path, text: str, content: Any, add_parents: bool) -> Imported:
+def _of_list(file: Path, text: str, content: Any) -> Imported:
     """The tree of the paths in a file."""
     if isinstance(content, (list, tuple)) and len(content) >= MAX_NODES:
         raise refusal(file, f"lists {len(content):,} paths; a tree has {MAX_NODES:,} nodes at most", FORMATS)
-    added = _above(file, content) if add_parents and isinstance(content, (list, tuple)) else []
-    content = [*content, *added] if added else content
     tree = tree_of_literal(file, content)
     order = [tuple(path) for path in content] != list(tree.paths)
     sorted_again = ("the order of the list: paths are sorted by (length, path)",) if order else ()
-    found = _imported(file, tree, PATHS, (*sorted_again, *_words(text)))
-    return replace(found, assumed=(*found.assumed, f"{len(added)} paths above those listed")) if added else found
-
-
-def _above(file: Path, content: Sequence[Any]) -> list[RankPath]:
-    """The paths above those of a list that it does not have; entries that are no paths are refused later."""
-    paths = (path for path in content if isinstance(path, (list, tuple)) and len(path) <= MAX_DEPTH)
-    known = {tuple(path) for path in paths if all(type(rank) is int for rank in path)}
-    added: dict[RankPath, None] = {}
-    for path in known:
-        added.update(dict.fromkeys(above for n in range(1, len(path)) if (above := path[:n]) not in known))
-        if len(known) + len(added) >= MAX_NODES:
-            what = f"lists more than {MAX_NODES:,} nodes with the paths above those listed, which is the most of a tree"
-            raise refusal(file, what, FORMATS)
-    return list(added)
+    return _imported(file, tree, PATHS, (*sorted_again, *_words(text)))
 
 
 def _words(text: str) -> Iterator[str]:

@@ -34,14 +34,7 @@ _LEFT_OUT = (Code.PROFILE_INVALID, Code.TREE_INVALID)  # errors that leave out o
 
 @dataclass(frozen=True)
 class DrafterGroup:
-    """The calibrations of one drafter, or of the guesses of the heads.
-
-    Args:
-        name: of the drafter: that of its profiles, else of its file; with its file where two have the same name.
-        calibrations: one, or one for each task.
-        joined: the texts of all of them.
-        profiles: its profiles by kind.
-    """
+    """The calibrations of one drafter, or of the guesses of the heads: one for each task, and the texts of all."""
 
     name: str
     calibrations: tuple[Calibration, ...]
@@ -58,12 +51,7 @@ class DrafterGroup:
 class Candidate:
     """A drafter and a kind of trees.
 
-    Args:
-        group: the drafter.
-        kind: `static` or `dynamic`.
-        budget: the figures of the size with the most tokens per second, or of the given size; None without them.
-        missing: why there are no figures.
-        fix: the command that helps.
+    `budget` has the figures of the fastest or the given size; without them `missing` says why, and `fix` what helps.
     """
 
     group: DrafterGroup
@@ -75,25 +63,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class DrafterChoice:
-    """The result of `choose_drafter`.
+    """The fastest of several candidates.
 
-    Args:
-        plan: the tree or policy with the most tokens per second; the tree of the root alone where none pays.
-        best: the candidate that it is of.
-        candidates: all of them: each drafter in the order of the calibrations, static before per-step trees.
-        warnings: doubts about the comparison.
+    `plan` is its tree or policy, or the tree of the root alone where none pays. `warnings` are doubts about the
+    comparison.
     """
 
     plan: Plan
     best: Candidate
     candidates: tuple[Candidate, ...]
     warnings: tuple[str, ...]
-
-    @property
-    def budget(self) -> Budget:
-        """The figures of the best candidate."""
-        assert self.best.budget is not None
-        return self.best.budget
 
 
 def choose_drafter(
@@ -107,14 +86,7 @@ def choose_drafter(
     """Build the tree or policy with the most tokens per second over several drafters.
 
     Tokens per step of static trees are cross-validated where there are enough different texts; those of per-step trees
-    are replayed. Several calibrations of one drafter are its tasks, whose texts count by their tokens. The job has the
-    number of nodes (None: the fastest of each candidate), batch and context, and the options of static trees. A
-    candidate without a profile is left out.
-
-    Raises:
-        TreeoptError: E221 where the calibrations are of different base models or temperatures, or those of a drafter
-            cannot be compared; E204 where no file could hold a tree of the given size; E230 where two profiles are of
-            one drafter and kind, a profile names no drafter, or no candidate has figures.
+    are replayed. Several calibrations of one drafter are its tasks. A candidate without a profile is left out.
     """
     _check_alike(calibrations)
     priced = _by_drafter_and_kind(profiles)
@@ -148,16 +120,15 @@ def _check_alike(calibrations: Sequence[Calibration]) -> None:
     """Raise E221 where the tokens of a second, or of a step, of these calibrations cannot be compared."""
     models = {one.provenance.model_id: f"{one.provenance.model} ({one.provenance.model_id})" for one in calibrations}
     answers = {one.temperature for one in calibrations}
-    said = ["given answers" if one is None else f"temperature {one:g}" for one in answers]
-    what, at, fix = "", list(models.values()), "--model"
-    if len(models) > 1:
-        what = "the calibrations are of different base models, so their tokens per second cannot be compared"
-    elif len(answers) > 1:
-        what = "the calibrations are of texts at different temperatures, so their tokens per step cannot be compared"
-        at, fix = said, "--temperature"
-    if what:
-        fix = f"treeopt calibrate again, with one {fix}"
-        raise TreeoptError(Code.CALIBRATION_MISMATCH, what, at="\n".join(at), fix=fix)
+    said = {one: "given answers" if one is None else f"temperature {one:g}" for one in answers}
+    for found, of, figure, option in (
+        (models, "of different base models", "second", "--model"),
+        (said, "of texts at different temperatures", "step", "--temperature"),
+    ):
+        if len(found) > 1:
+            what = f"the calibrations are {of}, so their tokens per {figure} cannot be compared"
+            fix = f"treeopt calibrate again, with one {option}"
+            raise TreeoptError(Code.CALIBRATION_MISMATCH, what, at="\n".join(found.values()), fix=fix)
 
 
 def _by_drafter_and_kind(profiles: Sequence[LatencyProfile]) -> dict[tuple[str, str], LatencyProfile]:
@@ -183,9 +154,9 @@ def _groups(
     for drafter_id, several in by_drafter.items():
         joined = several[0] if len(several) == 1 else join_tasks(several)[0]
         profiles = {kind: profile for (drafter, kind), profile in priced.items() if drafter == drafter_id}
-        named = [str(profile.provenance["drafter_name"]) for profile in profiles.values() if _named(profile)]
-        name = (named or [PurePath(joined.provenance.drafter).name or drafter_id])[0] if drafter_id else HEADS
-        groups.append(DrafterGroup(name, tuple(several), joined, profiles))
+        named = [name for profile in profiles.values() if (name := str(profile.provenance.get("drafter_name", "")))]
+        known = PurePath(joined.provenance.drafter).name or drafter_id
+        groups.append(DrafterGroup((named or [known])[0] if drafter_id else HEADS, tuple(several), joined, profiles))
     names = [group.name for group in groups]
     return [group if names.count(group.name) == 1 else _with_file(group) for group in groups]
 
@@ -194,10 +165,6 @@ def _with_file(group: DrafterGroup) -> DrafterGroup:
     """The group with its drafter's file in its name, or the drafter's id where no file is known."""
     known = PurePath(group.joined.provenance.drafter).name or group.drafter_id
     return dataclasses.replace(group, name=f"{group.name} ({known})") if known else group
-
-
-def _named(profile: LatencyProfile) -> bool:
-    return bool(profile.provenance.get("drafter_name"))
 
 
 def _called(profile: LatencyProfile) -> str:
@@ -216,7 +183,10 @@ def _candidate(group: DrafterGroup, kind: str, job: BuildJob, progress: Progress
     if profile is None:
         return Candidate(group, kind, None, "no profile", profile_command(group.joined, kind))
     try:
-        budget = _static_budget(group, profile, job, progress) if static else _dynamic_budget(group, profile, job)
+        if static:
+            return Candidate(group, kind, _static_budget(group, profile, job, progress))
+        policy = _policy(group, profile, job)
+        budget = policy_budget(policy, group.joined, profile, batch=job.batch, context=job.context)
     except TreeoptError as error:
         if error.code not in _LEFT_OUT:
             raise
@@ -227,21 +197,14 @@ def _candidate(group: DrafterGroup, kind: str, job: BuildJob, progress: Progress
 def _static_budget(group: DrafterGroup, profile: LatencyProfile, job: BuildJob, progress: Progress) -> Budget:
     """The figures of the best static tree of the given or the fastest size."""
     where = (job.batch, job.context)
-    one = step_seconds(profile, ONE_NODE, *where)
+    alone = step_seconds(profile, ONE_NODE, *where)
     largest = job.nodes or min(profile.largest(*where), MAX_NODES)
     fitter = Fitter(group.joined, _limits(group.joined, job, largest), progress=progress)
     if job.nodes is None:
         return best_size(fitter, job.methods, profile, *where).best
     fit = fitter.choose(job.methods)
-    tau = (fitter.sums(fit.tree) if fit.sums is None else fit.sums).tokens_per_step
-    seconds = step_seconds(profile, fit.tree.nodes, *where)
-    return Budget(fit.tree.nodes, tau, seconds, seconds / one, tau * one / seconds)
-
-
-def _dynamic_budget(group: DrafterGroup, profile: LatencyProfile, job: BuildJob) -> Budget:
-    """The figures of the per-step trees of the given size, or of the fastest policy."""
-    policy = _policy(group, profile, job)
-    return policy_budget(policy, group.joined, profile, batch=job.batch, context=job.context)
+    tau = (fit.sums or fitter.sums(fit.tree)).tokens_per_step
+    return Budget.of(fit.tree.nodes, tau, step_seconds(profile, fit.tree.nodes, *where), alone)
 
 
 def _policy(group: DrafterGroup, profile: LatencyProfile, job: BuildJob) -> TreePolicy:

@@ -44,6 +44,11 @@ class Budget:
     overhead: float
     speedup: float
 
+    @classmethod
+    def of(cls, nodes: int, tokens_per_step: float, seconds: float, alone: float) -> Budget:
+        """The figures of steps of these seconds, where one of one node takes `alone`."""
+        return cls(nodes, tokens_per_step, seconds, seconds / alone, tokens_per_step / (seconds / alone))
+
     @property
     def tokens_per_second(self) -> float:
         """tau(N) / t(N), of one text of the batch."""
@@ -80,8 +85,7 @@ def profile_command(calibration: Calibration, kind: str) -> str:
 def step_seconds(profile: LatencyProfile, nodes: int, batch: int = 1, context: int | None = None) -> float:
     """Seconds of a step of any size between the smallest and the largest measured one; E230 elsewhere.
 
-    A larger tree takes no less time, so a shorter time is noise: the medians are made non-decreasing by isotonic
-    regression, then interpolated linearly.
+    A shorter time of a larger tree is noise: the medians are made non-decreasing, then interpolated linearly.
     """
     sizes, medians = profile.curve(batch, context)
     if not sizes[0] <= nodes <= sizes[-1]:
@@ -101,11 +105,9 @@ def drafting_seconds(
 
 
 def fastest(speedups: Sequence[float] | Floats) -> int | None:
-    """The index of the greatest speedup, the first of equal ones; None where plain decoding is as fast.
+    """The index of the greatest speedup of plans that draft, the simplest first; None where plain decoding is as fast.
 
-    Every choice among chains, trees and policies is by it, over speedups of plans that draft, the simplest first. None
-    where no speedup is at least 1 + `LEAST_GAIN`: measured steps vary by as much, and without a drafter there is
-    nothing to keep.
+    That is where none is at least 1 + `LEAST_GAIN`: measured steps vary by as much.
     """
     if not len(speedups):
         return None
@@ -116,25 +118,17 @@ def fastest(speedups: Sequence[float] | Floats) -> int | None:
 def budget_at(
     expected: Floats, profile: LatencyProfile, nodes: int, batch: int = 1, context: int | None = None
 ) -> Budget:
-    """The figures of one size, from tokens per step of the best tree with 1, 2, ... M nodes, float64 [M].
-
-    Raises:
-        TreeoptError: E230 where the profile does not hold this size, batch or context, or no one-node step.
-    """
+    """The figures of one size, from tokens per step of the best tree with 1, 2, ... M nodes, float64 [M]."""
     assert 1 <= nodes <= len(expected), f"{nodes} nodes, but tokens per step are known up to {len(expected)}"
-    tokens = float(expected[nodes - 1])
-    one = step_seconds(profile, ONE_NODE, batch, context)
-    seconds = step_seconds(profile, nodes, batch, context)
-    overhead = seconds / one
-    return Budget(nodes, tokens, seconds, overhead, tokens / overhead)
+    seconds, alone = (step_seconds(profile, size, batch, context) for size in (nodes, ONE_NODE))
+    return Budget.of(nodes, float(expected[nodes - 1]), seconds, alone)
 
 
 def best_budget(expected: Floats, profile: LatencyProfile, batch: int = 1, context: int | None = None) -> Budget:
     """The size with the most tokens per second by `fastest`, of those known and measured; 1 where none is faster."""
-    largest = min(len(expected), int(profile.curve(batch, context)[0][-1]))
+    alone = step_seconds(profile, ONE_NODE, batch, context)  # E230 where it was not measured
     sizes, medians = profile.curve(batch, context)
-    if sizes[0] > ONE_NODE:
-        step_seconds(profile, ONE_NODE, batch, context)  # raises E230 with what is missing
+    largest = min(len(expected), int(sizes[-1]))
     seconds = np.interp(np.arange(1, largest + 1), sizes, isotonic(medians))
-    best = fastest((expected[:largest] * seconds[0] / seconds)[ONE_NODE:])
+    best = fastest((expected[:largest] * alone / seconds)[ONE_NODE:])
     return budget_at(expected, profile, ONE_NODE if best is None else best + ONE_NODE + 1, batch, context)

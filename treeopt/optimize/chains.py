@@ -62,19 +62,15 @@ class DynamicTree:
     def replays_exactly(self, levels: int) -> bool:
         """Whether per-step traces of so many levels give the accepted drafts of this tree exactly.
 
-        With `top_k` >= `nodes` - 1 every node of the tree is a candidate, whatever was expanded, so the tree is that of
-        the likeliest nodes, which the traces are of. Traces of more levels than `steps` also count deeper nodes. A
-        chain, and a tree of one level, follow from the ranks.
+        With `top_k` >= `nodes` - 1 the tree is that of the likeliest nodes, which the traces are of, whatever was
+        expanded. Traces of more levels than `steps` also count deeper nodes.
         """
         return self.steps == 1 or self.top_k == 1 or (self.top_k >= self.nodes - 1 and self.steps == levels)
 
 
 @dataclass(frozen=True)
 class StoppedChain:
-    """A chain that ends before drafts with a probability below `least`; 0 drafts all.
-
-    `budget` has the mean seconds of its steps, and the nodes of its greatest length.
-    """
+    """A chain that ends before drafts with a probability below `least`, with the mean seconds of its steps."""
 
     least: float
     replay: Replay
@@ -83,12 +79,9 @@ class StoppedChain:
 
 @dataclass(frozen=True)
 class TreeChoice:
-    """The numbers of a dynamic tree and its steps.
+    """The numbers of a dynamic tree and its likely steps, None where decoding without drafts is the fastest.
 
-    Args:
-        shape: the numbers; None where decoding without drafts is the fastest.
-        replay: the steps, with the likely accepted drafts; None without a shape.
-        budget: seconds and speedup; None without a profile.
+    `budget` is None without a profile.
     """
 
     shape: DynamicTree | None
@@ -115,8 +108,7 @@ class ChainPrediction:
     """Chains of 1 to `MOST_DRAFTS` drafts from one acceptance rate and one cost ratio.
 
     Args:
-        alpha: acceptance rate of a draft under greedy decoding: the share of positions with a next token where the
-            drafter's best one is the target's.
+        alpha: acceptance rate of a greedy draft: the share of positions where the drafter's best token is the target's.
         cost: c, seconds of a forward of the draft model ÷ seconds of one of the target.
         chains: the figures of each length, ascending from 1.
     """
@@ -204,11 +196,9 @@ def replay_stopped_chain(calibration: Calibration, drafts: int, least: float) ->
 def replay_dynamic_tree(calibration: Calibration, shape: DynamicTree) -> Replay:
     """The likely steps with EAGLE-2's trees, by per-step traces; exact where `shape.replays_exactly`.
 
-    The traces hold the place of the true path among the likeliest nodes of all, and not which nodes an engine expands.
     A path is taken to be in the tree where each of its nodes has a rank below `top_k` and its last node is among the
-    `nodes` likeliest. An engine leaves out such a path where it did not expand one of its nodes, and it has others in
-    the place of likelier nodes that it did not expand. bench/dynamic_trees.py measures the difference. Chains and trees
-    of one level follow from the ranks alone.
+    `nodes` likeliest of all. Which nodes an engine expands is not traced; bench/dynamic_trees.py measures the
+    difference. Chains and trees of one level follow from the ranks alone.
     """
     places = traced_steps(calibration).node_rank[:, : shape.steps].astype(np.int64)
     ranks = calibration.ranks[:, : shape.steps]
@@ -226,9 +216,6 @@ def chains_by_batch(calibration: Calibration, profile: LatencyProfile, drafts: i
     """The figures of the chain of `drafts` drafts, or of the fastest, at each measured batch and the largest context.
 
     Chains are priced by trees of as many nodes of either kind.
-
-    Raises:
-        TreeoptError: E223 where the profile is of another drafter, E230 where it lacks the one-node step or the size.
     """
     check_priced(profile, calibration, profile.kind or KINDS[0])
     expected = chain_tokens(calibration)
@@ -240,11 +227,7 @@ def chains_by_batch(calibration: Calibration, profile: LatencyProfile, drafts: i
 def best_stopped_chain(
     calibration: Calibration, profile: LatencyProfile, drafts: int | None = None, *, batch: int = 1
 ) -> StoppedChain:
-    """The fastest chain of at most `drafts` drafts that ends before improbable ones, at one batch.
-
-    Raises:
-        TreeoptError: as `chains_by_batch`; E220 and E303 as `traced_steps`.
-    """
+    """The fastest chain of at most `drafts` drafts that ends before improbable ones, at one batch."""
     check_priced(profile, calibration, profile.kind or KINDS[0])
     most = min(calibration.num_heads, MOST_DRAFTS, profile.largest(batch) - 1)
     seconds = np.array([step_seconds(profile, drafted + 1, batch) for drafted in range(most + 1)])
@@ -255,8 +238,8 @@ def best_stopped_chain(
                 replay, drafted = replay_stopped_chain(calibration, length, least)
                 # The improbable draft that ends a chain is made too: a step is priced as if it were verified.
                 spent = float(seconds[np.minimum(drafted[replay.visited] + 1, length)].mean())
-                tokens, overhead = replay.tokens_per_step, spent / float(seconds[0])
-                yield StoppedChain(least, replay, Budget(length + 1, tokens, spent, overhead, tokens / overhead))
+                budget = Budget.of(length + 1, replay.tokens_per_step, spent, float(seconds[0]))
+                yield StoppedChain(least, replay, budget)
 
     return max(chains(), key=lambda chain: chain.budget.speedup)  # the shortest and least restrictive of equal ones
 
@@ -266,15 +249,7 @@ def choose_dynamic_tree(
 ) -> TreeChoice:
     """The dynamic tree of so many nodes, or the fastest at the smallest measured batch and the largest context.
 
-    Args:
-        calibration: with traces of per-step trees.
-        profile: seconds per step of per-step trees of as many nodes; None where `nodes` is given.
-        nodes: root counted.
-        narrow: as `best_shape`.
-
-    Raises:
-        TreeoptError: E220 without such traces; E223 where the profile is of another drafter, E230 where it is of static
-            trees, or lacks the one-node step or the size; E103 where no such tree can be replayed.
+    It is priced by per-step trees of as many nodes; the profile may be None where `nodes` is given.
     """
     traced_steps(calibration)
     if profile is not None:
@@ -308,9 +283,6 @@ def best_shape(calibration: Calibration, nodes: int, *, narrow: bool = False) ->
     Deeper and wider expansions take longer to draft, which no profile has measured. So it is the expansion with the
     fewest candidates among those within 0.5 % of the most tokens per step. With `narrow` there are at most
     `steps` * `top_k` drafts, the limit of TensorRT-LLM.
-
-    Raises:
-        TreeoptError: E103 where the number of nodes is out of range.
     """
     most = most_nodes(calibration, narrow=narrow)
     if not 2 <= nodes <= most:

@@ -36,16 +36,11 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Curve:
-    """The points by size, and the size of the greatest speedup (None without a profile).
-
-    `expected` holds, for every size from 1 on, 1 + the sum of the values of the growth from all texts. It is not
-    cross-validated, so it exceeds the points. For per-step trees it is the drafter's estimate, averaged over positions.
-    """
+    """The points by size, and the size of the greatest speedup (None without a profile)."""
 
     points: tuple[CurvePoint, ...]
     best: int | None
     method: str
-    expected: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -83,22 +78,21 @@ def measure_curve(fitter: Fitter, method: Method, sizes: Sequence[int], timing: 
     """
     if timing is not None:
         check_priced(timing.profile, fitter.calibration, KINDS[0])
-    growth = fitter.build(method)
-    sizes = [size for size in sizes if size <= len(growth.values) + 1]
+    reached = len(fitter.build(method).values) + 1
+    sizes = [size for size in sizes if size <= reached]
     found = zip(sizes, fitter.cross_validated_sums(method, sizes), strict=True)
     points = _points(fitter.calibration, found, timing)
-    return Curve(points, _best(points), str(method), tuple(growth.expected().tolist()))
+    return Curve(points, _best(points), str(method))
 
 
 def policy_curve(calibration: Calibration, sizes: Sequence[int], timing: Timing | None = None) -> Curve:
     """The curve of per-step trees: each size is replayed over the traces."""
-    steps = traced_steps(calibration)
+    traced_steps(calibration)
     if timing is not None:
         check_priced(timing.profile, calibration, KINDS[1])
     found = ((size, sums_by_size(calibration, size)) for size in sizes if size <= STEP_SIZES[-1])
     points = _points(calibration, found, timing)
-    expected = np.interp(range(1, points[-1].nodes + 1), STEP_SIZES, steps.expected_tokens.mean(0))
-    return Curve(points, _best(points), "per-step trees", tuple(expected.tolist()))
+    return Curve(points, _best(points), "per-step trees")
 
 
 def _best(points: Sequence[CurvePoint]) -> int | None:
@@ -137,10 +131,7 @@ REFERENCE_NODES = 64  # of Medusa's published trees
 
 @dataclass(frozen=True)
 class SizeChoice:
-    """The figures of the fastest size and of 64 nodes; the latter None where growth does not reach 64 nodes.
-
-    All are by one growth to `largest` nodes.
-    """
+    """The figures of the fastest size, and of 64 nodes where growth reaches them, by one growth to `largest` nodes."""
 
     best: Budget
     at_64: Budget | None
@@ -154,10 +145,6 @@ def best_size(
 
     Tokens per step are cross-validated where there are enough different texts. All sizes come from one growth, and
     tokens per step are interpolated between the sizes that are replayed. Sizes that no growth reaches are left out.
-
-    Raises:
-        TreeoptError: E223 where the profile is of another drafter; E230 where it is of per-step trees, or lacks a size,
-            the batch, the context or the one-node step.
     """
     check_priced(profile, fitter.calibration, KINDS[0])
     fit = fitter.choose(methods)

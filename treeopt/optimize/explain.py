@@ -27,8 +27,7 @@ class Prefix:
         path: its ranks.
         value: the estimated probability that all of them are right.
         share: its value over that of the node above.
-        place: its place in best-first growth, from 1 (the root is not counted); None beyond 131,072 nodes, and where
-            the value is 0.
+        place: in best-first growth, from 1 (the root is not counted); None beyond 131,072 nodes, and for a value of 0.
         in_tree: whether the tree has it.
     """
 
@@ -98,18 +97,15 @@ def explain_path(tree: GivenTree, path: Sequence[int], calibration: Calibration 
 
 
 def _by_file(tree: Tree, path: Path) -> Explanation:
-    what = ""
-    if tree.values is None:
-        what = "the tree has no values"
-    elif path not in tree.paths:
-        what = f"{list(path)} is not in the tree, so its file does not have the value"
-    if what:
+    if tree.values is None or path not in tree.paths:
+        absent = f"{list(path)} is not in the tree, so its file does not have the value"
+        what = "the tree has no values" if tree.values is None else absent
         raise TreeoptError(Code.PATH_UNKNOWN, what, fix="--calibration FILE estimates it from traces")
-    assert tree.values is not None
     values: dict[Path, float] = {(): 1.0, **dict(zip(tree.paths, tree.values, strict=True))}
     order = sorted(tree.paths, key=lambda one: (-values[one], len(one), one))
     place = {one: i for i, one in enumerate(order, start=1)}
-    return Explanation(_prefixes(tree, path, values, place), min(tree.values), len(place), _named(tree.source), None)
+    method = str(_method(tree.source)[0]) if tree.source.get("method") else "of the file"
+    return Explanation(_prefixes(tree, path, values, place), min(tree.values), len(place), method, None)
 
 
 def _by_traces(tree: Tree, path: Path, calibration: Calibration) -> Explanation:
@@ -159,8 +155,3 @@ def _method(source: Mapping[str, Any]) -> tuple[Method, int]:
         return MEDUSA, DEFAULT_TOP_K
     strength = float(made.get("strength", 0.0))
     return Method(made["values"], made["weights"], strength), int(made.get("top_k", DEFAULT_TOP_K))
-
-
-def _named(source: Mapping[str, Any]) -> str:
-    """The method of a tree's file, for people."""
-    return str(_method(source)[0]) if source.get("method") else "of the file"

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from treeopt.optimize.trie import Children, Floats
 from treeopt.optimize.values import Values
-from treeopt.traces import Ranks
 from treeopt.tree import Path, Tree
 
 _PAD = -1  # beyond the end of a path; sorts before every rank
@@ -44,10 +43,6 @@ class Growth:
     places: NDArray[np.int64]
     parents: NDArray[np.int64]
 
-    def expected(self) -> Floats:
-        """float64 [M+1]: expected tokens per step of the best tree with 1, 2, ... M+1 nodes."""
-        return 1.0 + np.concatenate([[0.0], np.cumsum(self.values)])
-
     def tree(self, nodes: int | None = None) -> Tree:
         """The best tree of at most `nodes` nodes, root counted; of all nodes where None.
 
@@ -68,25 +63,12 @@ class Growth:
         pairs = zip(self.values[mine].tolist(), other.values[theirs].tolist(), strict=True)
         return all(one == two or _six_digits(one) == _six_digits(two) for one, two in pairs)
 
-    def node_ranks(self, ranks: Ranks) -> NDArray[np.int32]:
-        """int32 [P, D]: for each row of ranks and each depth, 1 + the index of the node with these first ranks.
-
-        M + 1 where there is no such node. Parents precede children, so a row never falls, and the tree of n nodes
-        accepts as many drafts as the row has entries below n.
-        """
-        return self.children.along(ranks)
-
     @functools.cached_property
     def children(self) -> Children:
         """The children of the nodes, which are numbered from 1 in the order of growth."""
         count = len(self.values)
         last = self.paths[np.arange(count), np.count_nonzero(self.paths != _PAD, axis=1) - 1]
         return Children.of(self.parents + 1, last, self.paths.shape[1])
-
-    def accepted(self, ranks: Ranks) -> NDArray[np.int8]:
-        """int8 [P]: drafts that the tree of all nodes accepts at each row of ranks."""
-        accepted: NDArray[np.int8] = (self.node_ranks(ranks) <= len(self.values)).sum(axis=1, dtype=np.int8)
-        return accepted
 
 
 def grow(values: Values, nodes: int, *, max_depth: int | None = None) -> Growth:

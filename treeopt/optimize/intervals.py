@@ -70,10 +70,10 @@ def sampling_interval(
     tokens: Numbers, steps: Numbers, *, seed: int = 0, replicates: int = REPLICATES
 ) -> Interval | None:
     """The interval of the expected tokens per step of texts with these tokens and steps, [S] each, weighted or not."""
-    if _too_few(tokens):
+    if too_few(tokens):
         return None
     drawn = _draw(tokens, steps, len(tokens), seed, replicates)
-    return _between(drawn, tokens.sum() / steps.sum(), tokens)
+    return between(drawn, tokens.sum() / steps.sum(), tokens)
 
 
 def prediction_interval(
@@ -91,7 +91,7 @@ def prediction_interval(
     only three of four cases. Under sampling `tokens` are expected ones and `counted` [S] those of the texts: the figure
     on new texts is a count, which varies more.
     """
-    if _too_few(tokens):
+    if too_few(tokens):
         return None
     new = len(tokens) if new_texts is None else new_texts
     sampled = _draw(tokens, steps, len(tokens), seed, replicates)
@@ -99,7 +99,7 @@ def prediction_interval(
     centre = tokens.sum() / steps.sum()
     if counted is not None:
         centre += centre - counted.sum() / steps.sum()  # the new texts have the mean of the expected tokens
-    return _between(centre + predicted - sampled, tokens.sum() / steps.sum(), tokens)
+    return between(centre + predicted - sampled, tokens.sum() / steps.sum(), tokens)
 
 
 def difference_interval(
@@ -116,46 +116,15 @@ def difference_interval(
     `other` and `other_tokens` are the steps and tokens of the second tree; its tokens are those of the first where
     None. They differ under sampling, where tokens are expected ones.
     """
-    if _too_few(tokens):
+    if too_few(tokens):
         return None
     other_tokens = tokens if other_tokens is None else other_tokens
     one = _draw(tokens, steps, len(tokens), seed, replicates)
     two = _draw(other_tokens, other, len(tokens), seed, replicates)
-    return _between(one - two, tokens.sum() / steps.sum() - other_tokens.sum() / other.sum(), tokens)
+    return between(one - two, tokens.sum() / steps.sum() - other_tokens.sum() / other.sum(), tokens)
 
 
-def ratio_interval(
-    tokens: Numbers,
-    steps: Numbers,
-    other_tokens: Numbers,
-    other_steps: Numbers,
-    *,
-    seed: int = 0,
-    replicates: int = REPLICATES,
-) -> Interval | None:
-    """The interval of the ratio of tokens per step of two trees on the same texts (paired resamples).
-
-    With rows [D, S], such as the draws of a random split, each resample draws rows as well as texts; a row holds the
-    same texts as the others.
-    """
-    one, two, three, four = (
-        np.atleast_2d(sums).astype(np.float64) for sums in (tokens, steps, other_tokens, other_steps)
-    )
-    rows, texts = one.shape
-    if _too_few(one.sum(axis=0)):
-        return None
-    drawn = np.concatenate(list(_resamples(rows, rows, seed + 1, replicates)))
-    ratios, begin = [], 0
-    for times in _resamples(texts, texts, seed, replicates):
-        of_rows = drawn[begin : begin + len(times)]
-        sums = [((of_rows @ part) * times).sum(axis=1) for part in (one, two, three, four)]
-        ratios.append((sums[0] / sums[1]) / (sums[2] / sums[3]))
-        begin += len(times)
-    ratio = (one.sum() / two.sum()) / (three.sum() / four.sum())
-    return _between(np.concatenate(ratios), ratio, one.sum(axis=0))
-
-
-def _too_few(tokens: Numbers) -> bool:
+def too_few(tokens: Numbers) -> bool:
     """Whether there is at most one text, or one that has nearly all of the weight."""
     return len(tokens) < FEWEST_TEXTS or _effective_number(tokens) < _FEWEST_EFFECTIVE
 
@@ -167,11 +136,11 @@ def _effective_number(tokens: Numbers) -> float:
 
 def _draw(tokens: Numbers, steps: Numbers, count: int, seed: int, replicates: int) -> Floats:
     """float64 [replicates]: tokens per step of `count` texts drawn with replacement."""
-    drawn = _resamples(len(tokens), count, seed, replicates)
+    drawn = resamples(len(tokens), count, seed, replicates)
     return np.concatenate([times @ tokens / np.maximum(times @ steps, 1e-300) for times in drawn])
 
 
-def _resamples(texts: int, count: int, seed: int, replicates: int) -> Iterator[Floats]:
+def resamples(texts: int, count: int, seed: int, replicates: int) -> Iterator[Floats]:
     """float64 [b, S] at a time, `replicates` rows in all: how often each text was drawn."""
     rng = np.random.default_rng(seed)
     rows = max(1, _DRAWN_AT_ONCE // texts)
@@ -180,7 +149,7 @@ def _resamples(texts: int, count: int, seed: int, replicates: int) -> Iterator[F
         yield rng.multinomial(count, np.full(texts, 1.0 / texts), size=size).astype(np.float64)
 
 
-def _between(values: Floats, estimate: float, tokens: Numbers) -> Interval:
+def between(values: Floats, estimate: float, tokens: Numbers) -> Interval:
     """The interval around an estimate, from its resamples, of texts with these tokens."""
     from scipy.special import ndtri, stdtrit
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
+from treeopt.optimize.replay import TraceRows
 from treeopt.optimize.select_method import Fitter, Limits, Method, MethodFit
 from treeopt.optimize.trie import Floats
 from treeopt.progress import Progress, silent
@@ -23,14 +24,6 @@ _RATE = 8.0  # of the exponential update: the weight of a task that loses 5 % is
 
 
 @dataclass(frozen=True)
-class TaskMatrix:
-    """Tokens per step, float64 [T, T], of the row task's tree on the column's task; cross-validated on the diagonal."""
-
-    tokens_per_step: Floats
-    trees: tuple[Tree, ...]
-
-
-@dataclass(frozen=True)
 class Mixed:
     """One tree for several tasks.
 
@@ -39,26 +32,18 @@ class Mixed:
         fitter: the texts of all tasks with their weights.
         tokens_per_step: float64 [T], of the tree on each task; not cross-validated.
         shares: float64 [T], the weight of each task in the fit, summing to 1.
+        matrix: as `Tasks.matrix`.
     """
 
     fit: MethodFit
     fitter: Fitter
     tokens_per_step: Floats
     shares: Floats
+    matrix: Floats
 
 
 class Tasks:
-    """Calibrations of one model and heads, one for each task.
-
-    Args:
-        calibrations: one for each task.
-        limits: of the trees.
-        methods: the candidates for each tree.
-        progress: called after each growth, and after each round of the robust tree.
-
-    Raises:
-        TreeoptError: E221 where they are of different models, heads or drafters.
-    """
+    """Calibrations of one model and heads, one for each task, with the limits and candidate methods of their trees."""
 
     def __init__(
         self,
@@ -73,20 +58,21 @@ class Tasks:
         self._methods = tuple(methods)
         self._progress = progress
         self.joined, self.task = join_tasks(calibrations)
+        # The fit to the texts of each task alone.
+        self.alone = [Fitter(one, limits, progress=progress).choose(methods) for one in calibrations]
 
     @functools.cached_property
-    def alone(self) -> tuple[MethodFit, ...]:
-        """For each task, the fit to the texts of that task alone."""
-        fitters = (Fitter(calibration, self.limits, progress=self._progress) for calibration in self.calibrations)
-        return tuple(fitter.choose(self._methods) for fitter in fitters)
-
-    def matrix(self) -> TaskMatrix:
-        """Tokens per step of each task's tree on every task."""
-        table = np.array([[_tau(calibration, fit.tree) for calibration in self.calibrations] for fit in self.alone])
+    def matrix(self) -> Floats:
+        """float64 [T, T]: tokens per step of the row task's tree on the column's; cross-validated on the diagonal."""
+        table = self._replayed.copy()
         for i, fit in enumerate(self.alone):
             if fit.sums is not None:
                 table[i, i] = fit.sums.tokens_per_step
-        return TaskMatrix(table, tuple(fit.tree for fit in self.alone))
+        return table
+
+    @functools.cached_property
+    def _replayed(self) -> Floats:
+        return np.array([self._by_task(fit.tree) for fit in self.alone])
 
     def weighted(self, shares: Sequence[float]) -> Mixed:
         """The best tree where the tokens of each task have this share of the weight (any positive numbers)."""
@@ -95,9 +81,7 @@ class Tasks:
             raise ValueError(f"shares {list(shares)}: positive numbers, one a task")
         weights = np.ldexp(weights, -np.frexp(weights.max())[1])  # exact, and the sum stays finite
         weights /= weights.sum()
-        fitter = self._fitter(weights)
-        fit = fitter.choose(self._methods)
-        return Mixed(fit, fitter, self._by_task(fit.tree), weights)
+        return self._mixed(weights, self._methods)
 
     def robust(self) -> Mixed:
         """The tree whose worst task loses least, compared with the tree fitted to that task alone.
@@ -105,9 +89,8 @@ class Tasks:
         In each round the weight of a task grows with its loss (multiplicative weights); the best round counts. The
         method is chosen once, with equal weights.
         """
-        count = len(self.calibrations)
-        alone = np.array([_tau(c, fit.tree) for c, fit in zip(self.calibrations, self.alone, strict=True)])
-        shares = np.full(count, 1.0 / count)
+        alone = self._replayed.diagonal()
+        shares = np.full(len(alone), 1.0 / len(alone))
         method = self._fitter(shares).choose(self._methods).method
         best_shares, best_worst = shares, -np.inf
         for done in range(_ROUNDS):
@@ -117,9 +100,12 @@ class Tasks:
             shares = shares * np.exp(_RATE * (1.0 - ratios))
             shares /= shares.sum()
             self._progress(done + 1, _ROUNDS, f"worst task at {best_worst:.3f} of its tree alone")
-        fitter = self._fitter(best_shares)
-        fit = fitter.choose([method])
-        return Mixed(fit, fitter, self._by_task(fit.tree), best_shares)
+        return self._mixed(best_shares, [method])
+
+    def _mixed(self, shares: Floats, methods: Sequence[Method]) -> Mixed:
+        fitter = self._fitter(shares)
+        fit = fitter.choose(methods)
+        return Mixed(fit, fitter, self._by_task(fit.tree), shares, self.matrix)
 
     def _fitter(self, shares: Floats) -> Fitter:
         """All texts, weighted so that the tokens of each task have its share of the weight.
@@ -133,20 +119,15 @@ class Tasks:
         return Fitter(self.joined, self.limits, text_weights=per_token[self.task], progress=self._progress)
 
     def _by_task(self, tree: Tree) -> Floats:
-        return np.array([_tau(calibration, tree) for calibration in self.calibrations])
-
-
-def _tau(calibration: Calibration, tree: Tree) -> float:
-    return Fitter(calibration, Limits(tree.nodes, 1)).sums(tree).tokens_per_step
+        """float64 [T]: tokens per step on each task."""
+        return np.array([TraceRows.of(one).replay(tree).tokens_per_step for one in self.calibrations])
 
 
 def join_tasks(calibrations: Sequence[Calibration]) -> tuple[Calibration, NDArray[np.int64]]:
     """All texts as one calibration, and the task of each, int64 [S]. A prompt in two tasks is two texts.
 
-    Traces of per-step trees, and target probabilities, are kept where all tasks have them.
-
-    Raises:
-        TreeoptError: E221 where the tasks are of different models, heads, drafters or temperatures.
+    Traces of per-step trees, and target probabilities, are kept where all tasks have them. E221 where the tasks are of
+    different models, heads, drafters or temperatures.
     """
     first = calibrations[0]
     for other in calibrations[1:]:

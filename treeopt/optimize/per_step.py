@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,12 @@ from treeopt.optimize.tree_builder import predicted_ends, rounded, source_of
 from treeopt.policy import PolicyExpected, TreePolicy
 from treeopt.traces import NONE, StepTraces
 
+BINS = 10  # of estimated probability, equally wide
 _ROUNDS = 12  # costs change no further by then
 _FEWEST_NODES = 2  # of a policy: the root and a draft
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 def replay_policy(policy: TreePolicy | str | os.PathLike[str], calibration: Calibration) -> Replay:
@@ -45,12 +46,7 @@ def replay_policy(policy: TreePolicy | str | os.PathLike[str], calibration: Cali
     policy = as_policy(policy)
     check_drafter(policy.drafter, calibration)
     steps = traced_steps(calibration)
-    depth = min(policy.depth, calibration.num_heads)
-    sizes = sizes_of(policy, steps)
-    accepted = _accepted(steps, sizes, depth)
-    visited = visits(accepted)
-    expected = _expected_drafts(calibration, sizes, depth, visited)
-    return Replay(accepted, visited, calibration.offsets, depth, expected)
+    return _replay(calibration, sizes_of(policy, steps), min(policy.depth, calibration.num_heads))
 
 
 def sizes_of(policy: TreePolicy, steps: StepTraces) -> Ints:
@@ -96,10 +92,6 @@ def fastest_policy(
     Drafting chooses the nodes of the largest size, of which a step verifies the likeliest. So each largest size is
     tried: a step of fewer nodes then takes its seconds with the drafting of the largest size. The result is compared
     with each fixed size, which is returned where it is faster: estimates of the drafter may mislead the choice.
-
-    Raises:
-        TreeoptError: E220 where the calibration has no traces of per-step trees; E223 where the profile is of another
-            drafter; E230 where it is of static trees, or lacks a size, the batch or the context.
     """
     traced_steps(calibration)
     check_priced(profile, calibration, KINDS[1])
@@ -113,14 +105,15 @@ def fastest_policy(
     ends = range(1, len(sizes) + 1) if np.ptp(drafting) > 0 else [len(sizes)]
     best = max(
         (_fastest(calibration, sizes[:end], (seconds - drafting)[:end] + drafting[end - 1], alone) for end in ends),
-        key=lambda found: found.rate,
+        key=lambda found: found[0],
     )
     fixed = [
         sums_by_size(calibration, int(size)).tokens_per_step / time for size, time in zip(sizes, seconds, strict=True)
     ]
-    if max(fixed) > best.rate:
+    rate, size_cost = best
+    if max(fixed) > rate:
         return build_policy(calibration, int(sizes[np.argmax(fixed)]))
-    policy = TreePolicy(best.size_cost[-1][0], calibration.num_heads, calibration.provenance.drafter_id, best.size_cost)
+    policy = TreePolicy(size_cost[-1][0], calibration.num_heads, calibration.provenance.drafter_id, size_cost)
     return _described(policy, calibration)
 
 
@@ -137,28 +130,21 @@ def policy_budget(
     seconds = np.array([step_seconds(profile, int(size), batch, context) for size in sizes])
     largest = drafting_seconds(profile, np.array([policy.nodes]), batch, context)
     seconds += largest - drafting_seconds(profile, sizes, batch, context)
-    mean = float(seconds @ counts / counts.sum())
-    overhead = mean / step_seconds(profile, ONE_NODE, batch, context)
-    return Budget(policy.nodes, found.tokens_per_step, mean, overhead, found.tokens_per_step / overhead)
+    mean, alone = float(seconds @ counts / counts.sum()), step_seconds(profile, ONE_NODE, batch, context)
+    return Budget.of(policy.nodes, found.tokens_per_step, mean, alone)
 
 
-@dataclass(frozen=True)
-class _Fastest:
-    """Tokens per second in replay, and the nodes and cost of each size that a step may have."""
-
-    rate: float
-    size_cost: tuple[tuple[int, float], ...]
-
-
-def _fastest(calibration: Calibration, sizes: Ints, seconds: NDArray[np.float64], rate: float) -> _Fastest:
-    """The costs of these sizes with the most tokens per second, from the `rate` of decoding without drafts on."""
+def _fastest(
+    calibration: Calibration, sizes: Ints, seconds: Floats, rate: float
+) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """The most tokens per second in replay, from the `rate` without drafts on, and the nodes and cost of each size."""
     steps, depth = traced_steps(calibration), calibration.num_heads
     reached, value, largest = 0.0, rate, _FEWEST_NODES
     for _ in range(_ROUNDS):
         chosen = _best_sizes(steps, sizes, rate * seconds)
-        begun = visits(_accepted(steps, chosen, depth))
-        expected = _expected_drafts(calibration, chosen, depth, begun)
-        tokens = len(chosen) if expected is None else np.count_nonzero(begun) + expected.sum()
+        replayed = _replay(calibration, chosen, depth)
+        begun, expected = replayed.visited, replayed.expected_drafts
+        tokens = len(chosen) if expected is None else replayed.steps + expected.sum()
         found = tokens / seconds[np.searchsorted(sizes, chosen[begun])].sum()
         if found <= reached:
             break
@@ -166,7 +152,7 @@ def _fastest(calibration: Calibration, sizes: Ints, seconds: NDArray[np.float64]
         rate = found
     used = sizes[sizes <= max(largest, _FEWEST_NODES)]
     costs = tuple((int(size), rounded(value * time)) for size, time in zip(used, seconds, strict=False))
-    return _Fastest(reached, costs)
+    return reached, costs
 
 
 def _described(policy: TreePolicy, calibration: Calibration) -> TreePolicy:
@@ -199,20 +185,24 @@ def traced_steps(calibration: Calibration) -> StepTraces:
     return calibration.steps
 
 
-def _best_sizes(steps: StepTraces, sizes: Ints, size_cost: NDArray[np.float64]) -> Ints:
+def _best_sizes(steps: StepTraces, sizes: Ints, size_cost: Floats) -> Ints:
     """int64 [P]: the size with the greatest estimated tokens - cost; the smallest of equal ones."""
     tokens = steps.expected_tokens[:, np.searchsorted(STEP_SIZES, sizes)]
     chosen: Ints = sizes[(tokens - size_cost).argmax(1)]
     return chosen
 
 
-def _expected_drafts(
-    calibration: Calibration, sizes: Ints, depth: int, visited: NDArray[np.bool_]
-) -> NDArray[np.float64] | None:
-    """float64 [P]: `Replay.expected_drafts` of trees of these sizes; None without target probabilities.
+def _replay(calibration: Calibration, sizes: Ints, depth: int) -> Replay:
+    """The steps with a tree of so many nodes at each position, int64 [P]."""
+    assert calibration.steps is not None
+    accepted = (calibration.steps.node_rank[:, :depth] < sizes[:, None]).sum(1).astype(np.int8)
+    visited = visits(accepted)
+    expected = _expected_drafts(calibration, sizes, depth, visited)
+    return Replay(accepted, visited, calibration.offsets, depth, expected)
 
-    A candidate whose index is below the size is a node; one whose probability was not traced counts on the text.
-    """
+
+def _expected_drafts(calibration: Calibration, sizes: Ints, depth: int, visited: NDArray[np.bool_]) -> Floats | None:
+    """float64 [P]: as `Replay.expected_drafts`; a candidate whose probability was not traced counts on the text."""
     steps, target = calibration.steps, calibration.target
     if target is None or target.places is None or steps is None:
         return None
@@ -227,52 +217,18 @@ def _expected_drafts(
     return found
 
 
-def _accepted(steps: StepTraces, sizes: Ints, depth: int) -> NDArray[np.int8]:
-    """int8 [P]: drafts accepted at each position by trees of these sizes."""
-    inside: NDArray[np.bool_] = steps.node_rank[:, :depth] < sizes[:, None]
-    accepted: NDArray[np.int8] = inside.sum(1).astype(np.int8)
-    return accepted
+def calibration_error(calibration: Calibration) -> Floats:
+    """float64 [H]: expected calibration error of the most likely guess of each level.
 
-
-BINS = 10  # of estimated probability, equally wide
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Reliability:
-    """How often the most likely guess of each level is right, in bins of its estimated probability.
-
-    Args:
-        trials: float64 [H, BINS], guesses for which there was a token.
-        estimated: float64 [H, BINS], sum of their estimated probabilities.
-        correct: float64 [H, BINS], how many were right.
+    It is the mean over guesses of |estimated - correct| of their bins; a level without guesses has none.
     """
-
-    trials: Floats
-    estimated: Floats
-    correct: Floats
-
-    @property
-    def error(self) -> Floats:
-        """float64 [H]: expected calibration error, the mean over guesses of |estimated - correct| of their bins."""
-        found: Floats = np.abs(self.estimated - self.correct).sum(1) / np.maximum(self.trials.sum(1), 1)
-        return found
-
-
-def reliability(calibration: Calibration) -> Reliability:
     assert calibration.steps is not None
-    confidence = calibration.steps.confidence.astype(np.float64)
+    confidence, known = calibration.steps.confidence.astype(np.float64), calibration.ranks != NONE
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    weights = {
-        "trials": calibration.ranks != NONE,
-        "estimated": np.where(calibration.ranks == NONE, 0.0, confidence),
-        "correct": calibration.ranks == 0,
-    }
-    return Reliability(**{name: _by_bin(bins, weight) for name, weight in weights.items()})
 
+    def by_bin(weights: NDArray[Any]) -> Floats:
+        return np.stack([np.bincount(level, weight, BINS) for level, weight in zip(bins.T, weights.T, strict=True)])
 
-def _by_bin(bins: NDArray[np.int64], weights: NDArray[Any]) -> Floats:
-    """Sums of weights [P, H] by bin: float64 [H, BINS]."""
-    sums = [np.bincount(level, weight, BINS) for level, weight in zip(bins.T, weights.T, strict=True)]
-    return np.stack(sums).astype(np.float64)
+    gaps = np.abs(by_bin(np.where(known, confidence, 0.0)) - by_bin(calibration.ranks == 0))
+    error: Floats = gaps.sum(1) / np.maximum(known.sum(0), 1)
+    return error

@@ -8,7 +8,7 @@ the rank `NONE`, which no path contains, so no step passes the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +80,6 @@ def standard_error(tokens: NDArray[Any], steps: NDArray[Any]) -> float | None:
     return math.sqrt(spread * count / (count - 1)) / total
 
 
-_CHUNK = 1 << 16  # positions walked at once, so that the arrays fit into the processor's cache
 _DOUBLINGS = 4  # a walk advances 2 ** _DOUBLINGS steps at a time
 
 
@@ -122,7 +121,13 @@ class Replay:
     @property
     def sums(self) -> TextSums:
         """Tokens and steps of each text."""
-        return text_sums(self.visited, self.offsets, self.expected_drafts)
+        lengths = np.diff(self.offsets)
+        steps = np.diff(np.concatenate([[0], np.cumsum(self.visited)])[self.offsets])
+        if self.expected_drafts is None:
+            return TextSums(lengths, steps)
+        text = np.repeat(np.arange(len(steps)), lengths)
+        tokens = steps + np.bincount(text, weights=self.expected_drafts, minlength=len(steps))
+        return TextSums(tokens, steps, lengths)
 
     @property
     def verified(self) -> NDArray[np.bool_]:
@@ -163,35 +168,13 @@ def replay(tree: GivenTree, calibration: Calibration) -> Replay:
     tree = as_tree(tree)
     check_drafter(tree.drafter, calibration)
     check_tree_fits(tree, heads=calibration.num_heads, ranks=calibration.top_k, holder="the calibration")
-    accepted = accepted_drafts(tree, calibration.ranks)
-    visited = visits(accepted)
-    expected = expected_drafts(tree, calibration.ranks, calibration.target, visited)
-    return Replay(accepted, visited, calibration.offsets, tree.depth, expected)
+    return TraceRows.of(calibration).replay(tree)
 
 
-def text_sums(visited: NDArray[np.bool_], offsets: NDArray[np.int64], expected: NDArray[np.float64] | None) -> TextSums:
-    """Tokens and steps of each text, from where steps begin, bool [P], and their expected drafts, float64 [P]."""
-    steps = np.diff(np.concatenate([[0], np.cumsum(visited)])[offsets])
-    if expected is None:
-        return TextSums(np.diff(offsets), steps)
-    text = np.repeat(np.arange(len(steps)), np.diff(offsets))
-    tokens = steps + np.bincount(text, weights=expected, minlength=len(steps))
-    return TextSums(tokens, steps, np.diff(offsets))
-
-
-def expected_drafts(
-    tree: Tree, ranks: Ranks, target: TargetTraces | None, visited: NDArray[np.bool_]
-) -> NDArray[np.float64] | None:
-    """float64 [P]: expected drafts of the tree at visited positions, 0 at others; None without target probabilities."""
-    if target is None:
-        return None
-    children, chosen = _children(tree), np.flatnonzero(visited)
-    found = np.zeros(len(ranks))
-    found[chosen] = children.expected_drafts(children.along(ranks[chosen]), ranks[chosen], target.rows(chosen))
-    return found
-
-
-def _children(tree: Tree) -> Children:
+def children_of(tree: Tree | Growth) -> Children:
+    """The children of each node, in the order of the tree or of growth."""
+    if isinstance(tree, Growth):
+        return tree.children
     parents, last = np.array(tree.parents[1:], np.int64), np.array([path[-1] for path in tree.paths], np.int64)
     return Children.of(parents, last, tree.depth)
 
@@ -203,38 +186,6 @@ def check_drafter(drafter: str, calibration: Calibration) -> None:
         needed, found = (f"drafter {name}" if name else "the heads alone" for name in (drafter, traced))
         what = f"the tree was made for {needed}, the calibration traced {found}"
         raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="treeopt calibrate with the drafter of the tree")
-
-
-def deepest_nodes(tree: Tree, ranks: Ranks) -> NDArray[np.int32]:
-    """int32 [P]: the node of the longest prefix of each row of `ranks` that is a path of the tree; the root if none."""
-    table = _child_table(tree)
-    width = table.shape[1] - 1
-    deepest = np.zeros(len(ranks), np.int32)
-    for start in range(0, len(ranks), _CHUNK):
-        chunk = ranks[start : start + _CHUNK]
-        node = np.full(len(chunk), tree.nodes, np.intp)
-        for depth in range(tree.depth):
-            node = table[node, np.minimum(chunk[:, depth], width)]
-            # A child's index is larger than its parent's; a walk that has left the tree stays at 0.
-            np.maximum(deepest[start : start + _CHUNK], node, out=deepest[start : start + _CHUNK], casting="unsafe")
-    return deepest
-
-
-def accepted_drafts(tree: Tree, ranks: Ranks) -> NDArray[np.int8]:
-    """int8 [P]: length of the longest prefix of each row of `ranks` that is a path of the tree."""
-    return np.array(tree.depths, np.int8)[deepest_nodes(tree, ranks)]
-
-
-def _child_table(tree: Tree) -> NDArray[np.intp]:
-    """[N+1, top_k+1]: the child of a node by rank; node 0 where there is none.
-
-    A walk that has left the tree must not return through the root's children. So row 0 holds zeros, the children of the
-    root are in row N, and a walk starts at N. The last column is for all ranks that are not in the tree.
-    """
-    table = np.zeros((tree.nodes + 1, tree.max_rank + 2), np.intp)
-    for node, path in enumerate(tree.paths, start=1):
-        table[tree.parents[node] or tree.nodes, path[-1]] = node
-    return table
 
 
 def visits(accepted: NDArray[np.int8]) -> NDArray[np.bool_]:
@@ -284,26 +235,28 @@ class TraceRows:
         target = None if target is None else target.rows(chosen)
         return cls(ranks[chosen], np.concatenate([[0], np.cumsum(lengths[texts])]), target)
 
-    def sums(self, tree: Tree | Growth) -> TextSums:
-        """Tokens and steps of each text with a tree; of a growth, with all of its nodes."""
-        if isinstance(tree, Growth):
-            return self.sums_by_size(tree, [len(tree.values) + 1])[0]
-        visited = visits(accepted_drafts(tree, self.ranks))
-        return text_sums(visited, self.offsets, expected_drafts(tree, self.ranks, self.target, visited))
+    def replay(self, tree: Tree | Growth) -> Replay:
+        """The steps of a tree with all of its nodes, which is not checked to fit."""
+        children = children_of(tree)
+        [found] = self.replays(children, [children.count + 1])
+        return found
 
     def sums_by_size(self, growth: Growth, sizes: Sequence[int]) -> list[TextSums]:
         """Tokens and steps of each text with the tree of each size; of all nodes where the growth has fewer."""
-        node_ranks, found = growth.node_ranks(self.ranks), []
-        most = len(growth.values) + 1  # the node rank of paths off the tree, which a larger size would accept
-        for nodes in (min(size, most) for size in sizes):
-            visited = visits((node_ranks < nodes).sum(axis=1, dtype=np.int8))
+        return [found.sums for found in self.replays(growth.children, sizes)]
+
+    def replays(self, children: Children, sizes: Sequence[int]) -> Iterator[Replay]:
+        """The steps of the trees of the first nodes, as many as each size, root counted."""
+        nodes = children.along(self.ranks)
+        for last in (min(size - 1, children.count) for size in sizes):
+            accepted = (nodes <= last).sum(axis=1, dtype=np.int8)
+            visited = visits(accepted)
             expected = None
             if self.target is not None:
                 rows, expected = np.flatnonzero(visited), np.zeros(len(visited))
-                part = node_ranks[rows], self.ranks[rows], self.target.rows(rows)
-                expected[rows] = growth.children.expected_drafts(*part, nodes - 1)
-            found.append(text_sums(visited, self.offsets, expected))
-        return found
+                part = nodes[rows], self.ranks[rows], self.target.rows(rows)
+                expected[rows] = children.expected_drafts(*part, last)
+            yield Replay(accepted, visited, self.offsets, children.depth, expected)
 
 
 def most_used(tree: Tree, calibration: Calibration, nodes: int) -> Tree:
@@ -311,9 +264,7 @@ def most_used(tree: Tree, calibration: Calibration, nodes: int) -> Tree:
 
     A parent is accepted at least as often as its child and precedes it, so these nodes are a tree.
     """
-    reached = deepest_nodes(tree, calibration.ranks)
-    counts = np.bincount(reached[visits(np.array(tree.depths, np.int8)[reached])], minlength=tree.nodes)
-    for node in range(tree.nodes - 1, 0, -1):  # children follow their parents
-        counts[tree.parents[node]] += counts[node]
-    most = np.argsort(-counts, kind="stable")[:nodes]
-    return Tree.from_paths((tree.paths[node - 1] for node in most.tolist() if node), drafter=tree.drafter)
+    begun = calibration.ranks[TraceRows.of(calibration).replay(tree).visited]
+    counts = np.bincount(children_of(tree).along(begun).ravel(), minlength=tree.nodes)[1 : tree.nodes]
+    most = np.argsort(-counts, kind="stable")[: nodes - 1]
+    return Tree.from_paths((tree.paths[i] for i in most.tolist()), drafter=tree.drafter)

@@ -64,16 +64,12 @@ def candidates(values: str, weights: str, *, exactly: bool = False) -> list[Meth
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a tree.
+    """Limits of a tree."""
 
-    Nodes (root counted), ranks K of each head, the length of the longest path, and the number of first levels whose
-    siblings have the ranks 0, 1, .. without a gap.
-    """
-
-    nodes: int
-    top_k: int
-    max_depth: int | None = None
-    contiguous: int = 0
+    nodes: int  # root counted
+    top_k: int  # K, ranks of each head
+    max_depth: int | None = None  # the length of the longest path
+    contiguous: int = 0  # number of first levels whose siblings have the ranks 0, 1, .. without a gap
 
 
 @dataclass(frozen=True)
@@ -83,9 +79,8 @@ class MethodFit:
     Args:
         growth: nodes by decreasing value, for every budget up to the limit.
         method: the chosen method.
-        trials: cross-validated (weighted) steps of each candidate, for as many tokens; empty where there were too few
-            texts.
-        sums: cross-validated tokens and steps of the chosen method on each text; None where there were too few.
+        trials: cross-validated (weighted) steps of each candidate, for as many tokens; empty of too few texts.
+        sums: cross-validated tokens and steps of the chosen method on each text; None of too few texts.
     """
 
     growth: Growth
@@ -100,16 +95,9 @@ class MethodFit:
 
 
 class Fitter:
-    """The texts of a calibration with their weights, and the trees fitted to all or some of them.
+    """The texts of a calibration, and the trees fitted to all or some of them.
 
-    Args:
-        calibration: the rank traces.
-        limits: of the trees.
-        text_weights: float64 [S], importance of each text (mixtures of tasks); all 1 where None.
-        progress: called after each fold.
-
-    Raises:
-        TreeoptError: E303 where the calibration holds no text.
+    `text_weights`, float64 [S], are the importance of each text (mixtures of tasks); all 1 where None.
     """
 
     def __init__(
@@ -135,7 +123,6 @@ class Fitter:
 
     @functools.cached_property
     def trie(self) -> PathTrie:
-        """The paths of ranks in the traces."""
         return PathTrie(self.calibration.ranks, self.limits.top_k, self.calibration.target)
 
     def build(self, method: Method, texts: NDArray[np.bool_] | None = None) -> Growth:
@@ -166,8 +153,8 @@ class Fitter:
     def independent(self, weights: Floats) -> IndependentValues:
         """Independent values under weights (float64 [P]) of the positions.
 
-        Measured accuracies may rise with the rank, by chance: rank 5 hits once and rank 4 never. On levels whose
-        siblings must have no gap they are made non-increasing, so that best-first growth leaves no rank out.
+        Accuracies may rise with the rank by chance; on levels whose siblings must have no gap they are made
+        non-increasing, so that best-first growth leaves no rank out.
         """
         table, levels = self.accuracy(weights), self.limits.contiguous
         return IndependentValues(np.concatenate([falling_rows(table[:levels]), table[levels:]]))
@@ -178,7 +165,7 @@ class Fitter:
 
     def sums(self, tree: Tree | Growth) -> TextSums:
         """Tokens and steps of a tree on each text."""
-        return TraceRows.of(self.calibration).sums(tree)
+        return TraceRows.of(self.calibration).replay(tree).sums
 
     def choose(self, methods: Sequence[Method], *, seed: int = 0) -> MethodFit:
         """The method with the fewest cross-validated (weighted) steps, fitted to all texts.
@@ -189,7 +176,7 @@ class Fitter:
         winner = MEDUSA if MEDUSA in methods else max(methods, key=lambda method: method.strength)
         if not self.can_leave_out:
             return MethodFit(self.build(winner), winner, {}, None)
-        found = self._left_out(seed, lambda part, rows: [rows.sums(part.growth(method)) for method in methods])
+        found = self._left_out(seed, lambda part, rows: [rows.replay(part.growth(method)).sums for method in methods])
         results = dict(zip(methods, found, strict=True))
         winner = self._winner(methods, found)
         trials = {str(method): round(self._steps(sums)) for method, sums in results.items()}
@@ -259,16 +246,14 @@ class _FittedPart:
         self._growths: dict[Method, Growth] = {}
 
     def growth(self, method: Method) -> Growth:
-        """Nodes by the values of a method, up to the limit."""
         if method not in self._growths:
             self._growths[method] = self._fitter.grow(self.estimate(method))
         return self._growths[method]
 
     def estimate(self, method: Method) -> Values:
-        """The node values of a method."""
         uniform = method.weights == "uniform"
         if method.values == "independent":
-            return self._fitter.independent(self.weights if uniform else self._begun)
+            return self._fitter.independent(self.weights if uniform else self._settle(self._fitter.independent))
         counts = None if uniform else self._visits
         return JointValues(self._fitter.trie, self._uniform, method.strength, counts)
 
@@ -283,23 +268,18 @@ class _FittedPart:
         begun = self._settle(lambda begun: JointValues(trie, self._uniform, _SETTLING_STRENGTH, trie.count(begun)))
         return trie.count(begun)
 
-    @functools.cached_property
-    def _begun(self) -> Floats:
-        return self._settle(self._fitter.independent)
-
     def _settle(self, estimate: Callable[[Floats], Values]) -> Floats:
         """How often a step begins at each position (float64 [P], weighted), under trees built from these very counts.
 
-        A fixed-point iteration: grow a tree, replay it, count where steps begin, grow again, until a tree repeats or
-        for four rounds. The mean over the rounds is returned, because it varies less than the last round (measured in
-        docs/method.md).
+        A fixed-point iteration: grow a tree, count where its steps begin, grow again, until a tree repeats or for four
+        rounds. The mean over the rounds varies less than the last one (measured in docs/method.md).
         """
         growth, ranks = self.growth(MEDUSA), self._fitter.calibration.ranks
         grown: list[Growth] = []
         total = np.zeros(len(self.weights))
         while len(grown) < _ROUNDS and not any(map(growth.makes_the_tree_of, grown)):
             grown.append(growth)
-            begun = self.weights * visits(growth.accepted(ranks))
+            begun = self.weights * visits(growth.children.accepted(ranks))
             total += begun
             growth = self._fitter.grow(estimate(begun))
         return total / len(grown)

@@ -14,7 +14,6 @@ from treeopt.files.strict_yaml import MAX_BYTES
 from treeopt.optimize.intervals import by_text, prediction_interval
 from treeopt.optimize.replay import TextSums
 from treeopt.optimize.select_method import Fitter, Limits, Method, MethodFit, candidates
-from treeopt.optimize.trie import Floats
 from treeopt.tree import Expected, Tree
 from treeopt.version import VERSION
 
@@ -96,7 +95,9 @@ def describe(fitter: Fitter, fit: MethodFit, **more: str) -> Tree:
     """
     calibration, limits, tree = fitter.calibration, fitter.limits, fit.tree
     replayed = fitter.sums(tree).weighted(fitter.text_weights).tokens_per_step
-    expected = Expected(rounded(_independent(tree, fitter.accuracy())), rounded(replayed), limits.top_k)
+    accuracy = fitter.accuracy()
+    independent = 1.0 + sum(float(np.prod([accuracy[h, rank] for h, rank in enumerate(path)])) for path in tree.paths)
+    expected = Expected(rounded(independent), rounded(replayed), limits.top_k)
     if fit.sums is not None:
         sums = fit.sums.weighted(fitter.text_weights)
         ends = predicted_ends(calibration, sums, tree.depth)
@@ -131,11 +132,6 @@ def source_of(calibration: Calibration, **more: Any) -> dict[str, Any]:
     }
     drafter = {"drafter": provenance.drafter} if provenance.drafter else {}
     return {"made_by": f"treeopt {VERSION}", **more, "calibration": traces, **drafter}
-
-
-def _independent(tree: Tree, accuracy: Floats) -> float:
-    """The independent estimate: 1 + the sum over nodes of the product of accuracies."""
-    return 1.0 + sum(float(np.prod([accuracy[h, rank] for h, rank in enumerate(path)])) for path in tree.paths)
 
 
 def _method(method: Method, limits: Limits) -> dict[str, str | int]:

@@ -19,10 +19,8 @@ class Counts:
 
     Args:
         hits: float64 [U], weight of the positions whose ranks begin with each path of this level. Where the target's
-            probabilities are known, float64 [U of the level above, K], the weight that they expect of the positions
-            with each path of the level above and each next rank.
-        trials: float64 [U of the level above], weight of the positions with each path of the level above and a token at
-            this depth.
+            probabilities are known, float64 [U of the level above, K], the weight that they expect of each next rank.
+        trials: float64 [U of the level above], weight of the positions with that path and a token at this depth.
     """
 
     hits: Floats
@@ -152,8 +150,22 @@ class Children:
         table[parents, ranks] = np.arange(1, count + 1)
         return cls(table, depth)
 
+    @property
+    def count(self) -> int:
+        """M."""
+        return len(self.table) - 2
+
+    def accepted(self, ranks: Ranks) -> NDArray[np.int8]:
+        """int8 [P]: length of the longest prefix of each row of ranks that is a path of the tree."""
+        accepted: NDArray[np.int8] = (self.along(ranks) <= self.count).sum(axis=1, dtype=np.int8)
+        return accepted
+
     def along(self, ranks: Ranks) -> NDArray[np.int32]:
-        """int32 [P, D]: for each row of ranks and each depth the node with these first ranks; M + 1 where none has."""
+        """int32 [P, D]: for each row of ranks and each depth the node with these first ranks; M + 1 where none has.
+
+        Parents precede children, so a row never falls, and the tree of nodes 0 .. n accepts as many drafts as the row
+        has entries up to n.
+        """
         width = self.table.shape[1] - 1
         found = np.empty((self.depth, len(ranks)), np.int32)
         for start in range(0, len(ranks), _CHUNK):
@@ -164,16 +176,13 @@ class Children:
                 found[level, start : start + _CHUNK] = node
         return found.T
 
-    def expected_drafts(
-        self, nodes: NDArray[np.int32], ranks: Ranks, target: TargetTraces, last: int | None = None
-    ) -> Floats:
+    def expected_drafts(self, nodes: NDArray[np.int32], ranks: Ranks, target: TargetTraces, last: int) -> Floats:
         """float64 [n]: the target's expected number of accepted drafts at positions with these `along` nodes [n, D].
 
         The sum over the tree's nodes, where the parent's path is on the text, of the target's probability of the node's
         token. It has the mean of the number of accepted drafts, given the text before each of them. Candidates whose
         probability was not traced count where they are on the text. Only nodes up to `last` are in the tree.
         """
-        last = len(self.table) - 2 if last is None else last
         width = min(target.ranks, self.table.shape[1] - 1)
         found = np.zeros(len(nodes))
         for start in range(0, len(nodes), _CHUNK):

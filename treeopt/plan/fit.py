@@ -104,23 +104,14 @@ def extrapolated(efficiency: Efficiency, other: MeasuredSteps) -> HeldOut:
 
 @dataclass(frozen=True)
 class _Steps:
-    """Measured steps, with what their operators take at the peak figures.
+    """R measured steps, with what their operators, at most O, take at the peak figures."""
 
-    Args:
-        seconds: float64 [R], measured.
-        computing: float64 [R, O], seconds of computing of each operator; 0 for operators that a model has not.
-        moving: float64 [R, O], seconds of moving.
-        calls: float64 [R].
-        host: float64 [R], seconds of drafting on the host.
-        drafts: bool [R], whether the step has more than one node.
-    """
-
-    seconds: Floats
-    computing: Floats
-    moving: Floats
-    calls: Floats
-    host: Floats
-    drafts: NDArray[np.bool_]
+    seconds: Floats  # [R]
+    computing: Floats  # [R, O], seconds; 0 for operators that a model has not
+    moving: Floats  # [R, O], seconds
+    calls: Floats  # [R]
+    host: Floats  # [R], seconds of drafting on the host
+    drafts: NDArray[np.bool_]  # [R], whether the step has more than one node
 
     @classmethod
     def of(cls, sources: Sequence[MeasuredSteps]) -> _Steps:

@@ -36,7 +36,6 @@ class StepSetting:
         dtype: of the weights, one of `BYTES`. Activations are float32 with float32 weights, else 16 bits.
         kv_dtype: of the key-value cache; that of the activations where None.
         attention: `eager` writes and reads the scores of all keys, as in the paper; `flash` keeps them on the chip.
-        bare: only the operators and keys of the paper's table 5: no LM head, no writes to the cache, k = s.
 
     Raises:
         TreeoptError: E240 for an unknown dtype or attention.
@@ -45,7 +44,6 @@ class StepSetting:
     dtype: str = "bfloat16"
     kv_dtype: str | None = None
     attention: str = ATTENTIONS[0]
-    bare: bool = False
 
     def __post_init__(self) -> None:
         for name in (self.dtype, *([] if self.kv_dtype is None else [self.kv_dtype])):
@@ -104,9 +102,7 @@ def forward_operators(
     found = [_product(matrix, batch * nodes, setting) for matrix in shape.matrices]
     for kind in shape.attention:
         found += _attention(kind, nodes, batch, cached, setting)
-    if not setting.bare:
-        found += [_writes(shape, batch * nodes, setting), _product(shape.lm_head, batch * nodes, setting)]
-    return found
+    return [*found, _writes(shape, batch * nodes, setting), _product(shape.lm_head, batch * nodes, setting)]
 
 
 def drafting_operators(
@@ -158,7 +154,7 @@ def _product(matrix: Matrix, tokens: Floats, setting: StepSetting) -> Operator:
 def _attention(kind: Attention, nodes: Floats, batch: int, cached: int, setting: StepSetting) -> Iterator[Operator]:
     """The products of queries with keys, and of scores with values, in all layers of one kind."""
     seen = cached if kind.window is None else min(cached, kind.window - 1)
-    keys = np.full_like(nodes, seen) if setting.bare and cached else seen + nodes
+    keys = seen + nodes
     texts = float(batch * kind.layers)
     moved = 0.0 if setting.attention == "flash" else setting.activation_bytes * texts * kind.heads * nodes * keys
     for name, size in (("scores", kind.key_size), ("values", kind.value_size)):

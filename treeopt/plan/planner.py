@@ -96,10 +96,7 @@ def calibrated_acceptance(
         **({"drafter": source.drafter_id} if source.drafter_id else {}),
         "drafter_name": shown,
     }
-    points = curve.points
-    if points[0].nodes != 1:
-        raise shape_error(f"{shown}: the curve does not begin at one node")
-    sizes, tokens = tuple(point.nodes for point in points), tuple(point.tokens_per_step for point in points)
+    sizes, tokens = (tuple(getattr(point, name) for point in curve.points) for name in ("nodes", "tokens_per_step"))
     return Acceptance(shown, sizes, tokens, kind, tuple(provenance.items()), source.model)
 
 
@@ -203,19 +200,18 @@ def plan_speedup(
 
 def _points(one: PlanCandidate, sizes: Sequence[int], batch: int, context: int) -> Iterator[PlanPoint]:
     """The points of one drafter at one batch and context."""
-    known = np.array([size for size in sizes if size <= (one.acceptance.largest or size)], np.float64)
-    seconds, overheads, tokens = _figures(one, known, batch, context)
-    for i, size in enumerate(known):
-        speedup = tokens[i] / overheads[i]
-        figure = (float(seconds[i]), float(overheads[i]), float(speedup), float(tokens[i]))
-        yield PlanPoint(int(size), batch, context, *figure, drafter=one.acceptance.name)
+    seconds, overheads, tokens = _figures(one, sizes, batch, context)
+    columns = (column.tolist() for column in (seconds, overheads, tokens / overheads, tokens))
+    for size, spent, overhead, speedup, tau in zip(sizes, *columns, strict=False):
+        yield PlanPoint(size, batch, context, spent, overhead, speedup, tau, one.acceptance.name)
 
 
-def _figures(one: PlanCandidate, sizes: Floats, batch: int, context: int) -> tuple[Floats, Floats, Floats]:
-    """Seconds, overhead and tokens per step at each size, float64 [n] each."""
-    seconds = one.model.seconds(sizes, batch, context)
-    alone = one.model.seconds([ONE_NODE], batch, context)
-    return seconds, seconds / alone, one.acceptance.at(sizes)
+def _figures(one: PlanCandidate, sizes: Sequence[int], batch: int, context: int) -> tuple[Floats, Floats, Floats]:
+    """Seconds, overhead and tokens per step at each size up to the drafter's largest, float64 [n] each."""
+    known = np.array(sizes, np.float64)
+    known = known[known <= (one.acceptance.largest or known[-1])]
+    seconds = one.model.seconds(known, batch, context)
+    return seconds, seconds / one.model.seconds([ONE_NODE], batch, context), one.acceptance.at(known)
 
 
 def _best(
@@ -226,8 +222,7 @@ def _best(
     best = max(here, key=lambda point: (point.speedup, -point.nodes))
     found = []
     for one in candidates:
-        sizes = np.arange(1.0, min(largest, one.acceptance.largest or largest) + 1)
-        _, overheads, tokens = _figures(one, sizes, batch, context)
+        _, overheads, tokens = _figures(one, range(1, largest + 1), batch, context)
         speedups = tokens / overheads
         i = int(np.argmax(speedups))
         found.append((float(speedups[i]), -i - 1, one.acceptance.name))
