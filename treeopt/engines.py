@@ -15,33 +15,22 @@ HEADS_DRAFT, MODEL_DRAFT, EAGLE_DRAFT, ANY_DRAFT = "heads", "model", "eagle", "a
 class Engine:
     """One engine, or one of its formats for trees.
 
-    Args:
-        name: of `--for`.
-        reader: the programs that read the format.
-        versions: of these programs.
-        drafts: what the ranks refer to in the engine: `heads` (rank r of head d), `model` (the r-th most likely
-            token of a draft model after the node above), `eagle` (the same of an EAGLE head), or `any`.
-        setting: where the content goes: an option, an argument or a file of the engine. `{drafts}` and `{nodes}` are
-            the numbers without and with the root, `{depth}` the depth.
-        contiguous: levels, from the first, whose siblings must have the ranks 0, 1, .. without a gap.
-        max_rank: the largest rank that the engine reads rightly; None for no limit.
-        max_depth: the largest depth that it reads rightly; None for no limit but that of its drafter.
-        max_nodes: the number of nodes, root counted, up to which files are written; None for no limit.
-        default_drafts: the number of drafts of an engine that was built with default options.
-        reason: why ranks, depth or gaps are limited.
+    `drafts` is what the ranks refer to in it: `heads` (rank r of head d), `model` (the r-th likeliest token of a draft
+    model after the node above), `eagle` (the same of an EAGLE head), or `any`. `setting` is an option, an argument or a
+    file of the engine; `{drafts}` and `{nodes}` are the numbers without and with the root, `{depth}` the depth.
     """
 
-    name: str
-    reader: str
-    versions: str
+    name: str  # of `--for`
+    reader: str  # the programs that read the format
+    versions: str  # of these programs
     drafts: str
-    setting: str
-    contiguous: int = 0
-    max_rank: int | None = None
-    max_depth: int | None = None
-    max_nodes: int | None = None
-    default_drafts: int | None = None
-    reason: str = ""
+    setting: str  # where the content goes
+    contiguous: int = 0  # levels, from the first, whose siblings must have the ranks 0, 1, .. without a gap
+    max_rank: int | None = None  # the largest rank that the engine reads rightly
+    max_depth: int | None = None  # the largest depth that it reads rightly; None for no limit but that of its drafter
+    max_nodes: int | None = None  # root counted, up to which files are written
+    default_drafts: int | None = None  # of an engine that was built with default options
+    reason: str = ""  # why ranks, depth or gaps are limited
 
     @property
     def lost(self) -> str:

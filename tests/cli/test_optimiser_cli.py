@@ -113,7 +113,7 @@ def test_mix_gives_one_tree_and_the_matrix(tasks: list[Calibration]) -> None:
     found = data["tasks"]
     assert found["shares"] == [0.75, 0.25]
     wanted = Tasks(tasks, tree_limits(tasks[0], 12), candidates("joint", "visits"))
-    assert found["tokens_per_step"] == wanted.matrix().tokens_per_step.tolist()
+    assert found["tokens_per_step"] == wanted.matrix.tolist()
     tree = load_tree("t.yaml")
     assert tree == wanted.weighted([3, 1]).fit.tree
     assert found["this_tree"] == [replay(tree, task).tokens_per_step for task in tasks]

@@ -28,21 +28,13 @@ LEAST_GAIN = 0.02  # of tokens per second, with which drafting pays
 
 @dataclass(frozen=True)
 class Budget:
-    """Expected figures of the best tree of `nodes` nodes (root counted) on one machine.
-
-    Args:
-        nodes: N.
-        tokens_per_step: tau(N).
-        seconds: t(N), of one step, drafting included.
-        overhead: t(N) / t(1).
-        speedup: tau(N) / overhead: tokens per second with the tree ÷ autoregressive tokens per second.
-    """
+    """Expected figures of the best tree of `nodes` nodes (root counted) on one machine."""
 
     nodes: int
-    tokens_per_step: float
-    seconds: float
-    overhead: float
-    speedup: float
+    tokens_per_step: float  # tau(N)
+    seconds: float  # t(N), of one step, drafting included
+    overhead: float  # t(N) / t(1)
+    speedup: float  # tau(N) / overhead: tokens per second with the tree ÷ autoregressive tokens per second
 
     @classmethod
     def of(cls, nodes: int, tokens_per_step: float, seconds: float, alone: float) -> Budget:

@@ -23,37 +23,21 @@ from treeopt.tree import Tree
 
 @dataclass(frozen=True)
 class BuildJob:
-    """The options of a build; see also `treeopt.optimize.tree_builder.build_tree`.
+    """The options of a build; see also `treeopt.optimize.tree_builder.build_tree`."""
 
-    Args:
-        nodes: the budget, root counted; the fastest size by `profile` where None.
-        values: `independent` or `joint`.
-        weights: `uniform` or `visits`.
-        top_k: K, the ranks of each head that are considered.
-        max_rank: the largest rank of a path; no further limit where None.
-        max_depth: the length of the longest path; the number of heads where None.
-        profile: seconds per step.
-        batch: texts decoded together, as in `profile`.
-        context: cached tokens, as in `profile`; the most measured where None.
-        shares: weight of each task where there are several calibrations; proportional to their tokens where None.
-        robust: minimise the loss on the worst task, instead of `shares`.
-        exactly: build with these values and weights, even where the Medusa tree is better in cross-validation.
-        engine: a name of `treeopt.engines.ENGINES`, whose limits are kept as well; none where empty.
-    """
-
-    nodes: int | None
-    values: str = DEFAULT_VALUES
-    weights: str = DEFAULT_WEIGHTS
-    top_k: int = DEFAULT_TOP_K
-    max_rank: int | None = None
-    max_depth: int | None = None
-    profile: LatencyProfile | None = None
-    batch: int = 1
-    context: int | None = None
-    shares: Sequence[float] | None = None
-    robust: bool = False
-    exactly: bool = False
-    engine: str = ""
+    nodes: int | None  # the budget, root counted; the fastest size by `profile` where None
+    values: str = DEFAULT_VALUES  # `independent` or `joint`
+    weights: str = DEFAULT_WEIGHTS  # `uniform` or `visits`
+    top_k: int = DEFAULT_TOP_K  # K, the ranks of each head that are considered
+    max_rank: int | None = None  # the largest rank of a path; no further limit where None
+    max_depth: int | None = None  # the length of the longest path; the number of heads where None
+    profile: LatencyProfile | None = None  # seconds per step
+    batch: int = 1  # texts decoded together, as in `profile`
+    context: int | None = None  # cached tokens, as in `profile`; the most measured where None
+    shares: Sequence[float] | None = None  # weight of each task, of several; proportional to their tokens where None
+    robust: bool = False  # minimise the loss on the worst task, instead of `shares`
+    exactly: bool = False  # build with these values and weights, even where the Medusa tree is better
+    engine: str = ""  # a name of `treeopt.engines.ENGINES`, whose limits are kept as well; none where empty
 
     @property
     def constrained(self) -> bool:
@@ -64,11 +48,6 @@ class BuildJob:
     def unconstrained(self) -> BuildJob:
         """The same job without these limits."""
         return dataclasses.replace(self, engine="", max_rank=None)
-
-    @property
-    def named_limits(self) -> dict[str, str]:
-        """The engine whose limits are kept, for the source of the tree."""
-        return {"engine": self.engine} if self.engine else {}
 
     @property
     def cuts(self) -> dict[str, Any]:
@@ -89,25 +68,15 @@ class BuildJob:
 
 @dataclass(frozen=True)
 class Built:
-    """A finished tree and the intermediate results.
-
-    Args:
-        tree: the tree.
-        fit: how its method was chosen.
-        fitted: the texts it was fitted to.
-        limits: of the tree.
-        budget: the number of nodes that was given, or found to be the fastest.
-        choice: the fastest size, where it was searched.
-        mixed: the fit to several tasks, where there are several.
-    """
+    """A finished tree and the intermediate results."""
 
     tree: Tree
-    fit: MethodFit
-    fitted: Calibration
+    fit: MethodFit  # how its method was chosen
+    fitted: Calibration  # the texts it was fitted to
     limits: Limits
-    budget: int
-    choice: SizeChoice | None = None
-    mixed: Mixed | None = None
+    budget: int  # the number of nodes that was given, or found to be the fastest
+    choice: SizeChoice | None = None  # the fastest size, where it was searched
+    mixed: Mixed | None = None  # the fit to several tasks
 
 
 def run_job(calibrations: Sequence[Calibration], job: BuildJob, *, progress: Progress = silent) -> Built:
@@ -136,7 +105,7 @@ def run_job(calibrations: Sequence[Calibration], job: BuildJob, *, progress: Pro
     limits = tree_limits(fitted, nodes, **job.cuts)
     fitter = Fitter(fitted, limits, progress=progress)
     fit = fitter.choose(job.methods)
-    tree = describe(fitter, fit, **job.named_limits)
+    tree = describe(fitter, fit, engine=job.engine)
     return Built(tree, fit, fitted, limits, nodes, choice)
 
 
@@ -148,7 +117,7 @@ def _several(calibrations: Sequence[Calibration], job: BuildJob, progress: Progr
     mixed = tasks.robust() if job.robust else tasks.weighted(shares)
     shown = ", ".join(f"{share:.4g}" for share in mixed.shares)
     chosen_by = "robust" if job.robust else "shares"
-    tree = describe(mixed.fitter, mixed.fit, task_shares=shown, chosen_by=chosen_by, **job.named_limits)
+    tree = describe(mixed.fitter, mixed.fit, task_shares=shown, chosen_by=chosen_by, engine=job.engine)
     return Built(tree, mixed.fit, tasks.joined, limits, job.nodes, mixed=mixed)
 
 

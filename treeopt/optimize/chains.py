@@ -39,19 +39,11 @@ class DynamicTree:
     Level 1 has the `top_k` likeliest tokens. Of the nodes of a level the `top_k` likeliest are expanded, each by its
     `top_k` likeliest tokens, until there are `steps` levels. The tree is the `nodes` - 1 likeliest of all of these
     nodes and the root; the probability of a node is the product along its path.
-
-    Args:
-        steps: levels, `--speculative-num-steps`.
-        top_k: `--speculative-eagle-topk`.
-        nodes: root counted, `--speculative-num-draft-tokens`.
-
-    Raises:
-        ValueError: where a number is out of range, or the tree has more nodes than there are candidates.
     """
 
-    steps: int
-    top_k: int
-    nodes: int
+    steps: int  # levels, `--speculative-num-steps`
+    top_k: int  # `--speculative-eagle-topk`
+    nodes: int  # root counted, `--speculative-num-draft-tokens`
 
     def __post_init__(self) -> None:
         if min(self.steps, self.top_k) < 1 or self.nodes < 2:
@@ -105,16 +97,10 @@ class ChainFigures:
 
 @dataclass(frozen=True)
 class ChainPrediction:
-    """Chains of 1 to `MOST_DRAFTS` drafts from one acceptance rate and one cost ratio.
+    """Chains of 1 to `MOST_DRAFTS` drafts from one acceptance rate and one cost ratio."""
 
-    Args:
-        alpha: acceptance rate of a greedy draft: the share of positions where the drafter's best token is the target's.
-        cost: c, seconds of a forward of the draft model ÷ seconds of one of the target.
-        chains: the figures of each length, ascending from 1.
-    """
-
-    alpha: float
-    cost: float
+    alpha: float  # share of positions where the drafter's best token is the target's
+    cost: float  # c, seconds of a forward of the draft model ÷ seconds of one of the target
     chains: tuple[ChainFigures, ...]
 
     @property

@@ -19,17 +19,13 @@ from treeopt.optimize.select_method import Fitter, Method
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The figures of one size.
-
-    Tokens per step are cross-validated. `sampling` is the interval of their expectation, `prediction` that of the
-    figure on as many new texts; None below two different texts. The other fields are None without a latency profile.
-    """
+    """The figures of one size, cross-validated."""
 
     nodes: int
     tokens_per_step: float
-    sampling: Interval | None
-    prediction: Interval | None
-    seconds: float | None
+    sampling: Interval | None  # of the expectation; None below two different texts
+    prediction: Interval | None  # of the figure on as many new texts, likewise
+    seconds: float | None  # None without a latency profile, as overhead and speedup
     overhead: float | None
     speedup: float | None
 
@@ -70,11 +66,10 @@ def default_sizes(largest: int) -> list[int]:
 
 
 def measure_curve(fitter: Fitter, method: Method, sizes: Sequence[int], timing: Timing | None = None) -> Curve:
-    """Tokens per step at each size, cross-validated: each text is replayed by a tree that was fitted without it.
+    """Tokens per step at each size that growth reaches, cross-validated.
 
     All sizes of a fold come from one growth: its first nodes are each smaller tree. With visit weights the visits are
-    those of the largest tree, so `build` at a smaller size can be slightly better (0.1 % at 64 of 256 nodes). Sizes
-    that no growth reaches are left out.
+    those of the largest tree, so `build` at a smaller size can be slightly better (0.1 % at 64 of 256 nodes).
     """
     if timing is not None:
         check_priced(timing.profile, fitter.calibration, KINDS[0])

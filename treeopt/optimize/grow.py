@@ -29,19 +29,12 @@ _PARTS = 16  # one array operation expands this part of a large budget
 
 @dataclass(frozen=True)
 class Growth:
-    """Nodes in the order of best-first growth; the first n of them are the best tree of n + 1 nodes.
+    """Nodes in the order of best-first growth; the first n of them are the best tree of n + 1 nodes."""
 
-    Args:
-        paths: int32 [M, D], padded with -1; without the root.
-        values: float64 [M], never increasing.
-        places: int64 [M], keys that sort the nodes by (length, path), the order of the tree record.
-        parents: int64 [M], index of each node's parent, which is smaller than the node's; -1 for the root.
-    """
-
-    paths: NDArray[np.int32]
-    values: Floats
-    places: NDArray[np.int64]
-    parents: NDArray[np.int64]
+    paths: NDArray[np.int32]  # [M, D], padded with -1; without the root
+    values: Floats  # [M], never increasing
+    places: NDArray[np.int64]  # [M], keys that sort the nodes as the tree record: by (length, path)
+    parents: NDArray[np.int64]  # [M], index of each node's parent, a smaller one; -1 for the root
 
     def tree(self, nodes: int | None = None) -> Tree:
         """The best tree of at most `nodes` nodes, root counted; of all nodes where None.

@@ -49,10 +49,6 @@ class Interval:
         """`1.98 to 2.11`."""
         return f"{self.low:{spec}} to {self.high:{spec}}"
 
-    def within(self, low: float, high: float) -> Interval:
-        """The part between two bounds, which no figure can pass."""
-        return dataclasses.replace(self, low=max(self.low, low), high=min(self.high, high))
-
 
 def by_text(token_hashes: Sequence[str], tokens: NDArray[Any], *steps: NDArray[Any]) -> list[NDArray[Any]]:
     """Sums [n] of arrays [S] over equal texts, in the order of their first occurrence, without texts of weight 0."""

@@ -25,21 +25,13 @@ _RATE = 8.0  # of the exponential update: the weight of a task that loses 5 % is
 
 @dataclass(frozen=True)
 class Mixed:
-    """One tree for several tasks.
-
-    Args:
-        fit: the chosen method and its tree.
-        fitter: the texts of all tasks with their weights.
-        tokens_per_step: float64 [T], of the tree on each task; not cross-validated.
-        shares: float64 [T], the weight of each task in the fit, summing to 1.
-        matrix: as `Tasks.matrix`.
-    """
+    """One tree for several tasks."""
 
     fit: MethodFit
-    fitter: Fitter
-    tokens_per_step: Floats
-    shares: Floats
-    matrix: Floats
+    fitter: Fitter  # the texts of all tasks with their weights
+    tokens_per_step: Floats  # [T], of the tree on each task; not cross-validated
+    shares: Floats  # [T], the weight of each task in the fit, summing to 1
+    matrix: Floats  # as `Tasks.matrix`
 
 
 class Tasks:
@@ -86,8 +78,7 @@ class Tasks:
     def robust(self) -> Mixed:
         """The tree whose worst task loses least, compared with the tree fitted to that task alone.
 
-        In each round the weight of a task grows with its loss (multiplicative weights); the best round counts. The
-        method is chosen once, with equal weights.
+        In each round the weight of a task grows with its loss (multiplicative weights); the best round counts.
         """
         alone = self._replayed.diagonal()
         shares = np.full(len(alone), 1.0 / len(alone))
@@ -110,8 +101,7 @@ class Tasks:
     def _fitter(self, shares: Floats) -> Fitter:
         """All texts, weighted so that the tokens of each task have its share of the weight.
 
-        The weights sum to Kish's effective sample size. Otherwise a small task with a large share would count against
-        the priors like a large task.
+        The weights sum to Kish's effective sample size, or a small task with a large share would outweigh the priors.
         """
         tokens = np.array([calibration.positions for calibration in self.calibrations], np.float64)
         per_token = shares / np.maximum(tokens, 1)

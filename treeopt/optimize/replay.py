@@ -30,16 +30,13 @@ FEWEST = 2  # independent parts of a standard error
 class TextSums:
     """Tokens and steps of S texts with one tree or policy.
 
-    Args:
-        tokens: [S], tokens of each text. Under sampling float64, the tokens that the target's probabilities expect of
-            the text's steps, which is not the length of the text.
-        steps: int64 [S]; float64 where texts are weighted.
-        counted: [S], under sampling the lengths of the texts; None where `tokens` are.
+    Under sampling `tokens` are those that the target's probabilities expect of the text's steps, float64, and `counted`
+    the lengths of the texts.
     """
 
-    tokens: NDArray[Any]
-    steps: NDArray[Any]
-    counted: NDArray[Any] | None = None
+    tokens: NDArray[Any]  # [S]
+    steps: NDArray[Any]  # [S], int64; float64 where texts are weighted
+    counted: NDArray[Any] | None = None  # [S]; None where `tokens` are counted
 
     @property
     def columns(self) -> list[NDArray[Any]]:
@@ -212,16 +209,10 @@ def visits(accepted: NDArray[np.int8]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, eq=False)
 class TraceRows:
-    """The traces of S texts.
+    """The traces of S texts, with the target's probabilities where they were sampled."""
 
-    Args:
-        ranks: uint8 [P, H].
-        offsets: int64 [S+1], of the texts among them.
-        target: the target's probabilities; None where the texts were not sampled.
-    """
-
-    ranks: Ranks
-    offsets: NDArray[np.int64]
+    ranks: Ranks  # [P, H]
+    offsets: NDArray[np.int64]  # [S+1], of the texts
     target: TargetTraces | None
 
     @classmethod

@@ -74,19 +74,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class MethodFit:
-    """The chosen method and its tree from all texts.
+    """The chosen method and its tree from all texts, with cross-validated figures where there are enough texts."""
 
-    Args:
-        growth: nodes by decreasing value, for every budget up to the limit.
-        method: the chosen method.
-        trials: cross-validated (weighted) steps of each candidate, for as many tokens; empty of too few texts.
-        sums: cross-validated tokens and steps of the chosen method on each text; None of too few texts.
-    """
-
-    growth: Growth
+    growth: Growth  # nodes by decreasing value, for every budget up to the limit
     method: Method
-    trials: dict[str, int]
-    sums: TextSums | None
+    trials: dict[str, int]  # (weighted) steps of each candidate, for as many tokens
+    sums: TextSums | None  # tokens and steps of the chosen method on each text
 
     @functools.cached_property
     def tree(self) -> Tree:
@@ -190,10 +183,9 @@ class Fitter:
         return float(self._lengths @ self.text_weights / tau)
 
     def _winner(self, methods: Sequence[Method], results: Sequence[TextSums]) -> Method:
-        """The method with the fewest steps; among its strengths, the greatest that is not clearly worse.
+        """The method with the fewest steps; of its strengths the greatest within one standard error of the best.
 
-        The one-standard-error rule: strengths differ by less than their standard error, so the greatest strength within
-        one standard error (paired, over texts) of the best is taken. Ties go to the first method, the Medusa tree.
+        The error is paired, over texts. Ties go to the first method, the Medusa tree.
         """
         best = int(np.argmin([self._steps(sums) for sums in results]))
         tau = (results[best].tokens @ self.text_weights) / (results[best].steps @ self.text_weights)
@@ -206,18 +198,12 @@ class Fitter:
         return methods[best]
 
     def cross_validated_sums(self, method: Method, sizes: Sequence[int], *, seed: int = 0) -> list[TextSums]:
-        """For each size: tokens and steps on every text of a tree that was fitted without it (with it, below 5 texts).
-
-        All sizes of a fold come from one growth to the limit.
-        """
+        """For each size: tokens and steps on each text of a tree fitted without it (with it, below 5 texts)."""
         assert max(sizes) <= self.limits.nodes
         return self._left_out(seed, lambda part, rows: rows.sums_by_size(part.growth(method), sizes))
 
     def folds(self, seed: int = 0) -> NDArray[np.int64]:
-        """int64 [S]: the fold of each text, at random and of equal sizes; one fold where there are too few texts.
-
-        Equal texts are in one fold, so that no text is replayed by a tree that was fitted to it.
-        """
+        """int64 [S]: the fold of each text, at random, equal texts in one; one fold where there are too few texts."""
         different, which = np.unique(self.calibration.token_hashes, return_inverse=True)
         parts = np.arange(len(different)) % (FOLDS if self.can_leave_out else 1)
         folds: NDArray[np.int64] = np.random.default_rng(seed).permutation(parts)[which]

@@ -89,10 +89,7 @@ def check_size(limits: Limits, levels: int, option: str) -> None:
 
 
 def describe(fitter: Fitter, fit: MethodFit, **more: str) -> Tree:
-    """The fitted tree with its expected tokens per step and its source; `more` is added to its method.
-
-    Where texts are weighted, all figures are weighted too.
-    """
+    """The fitted tree with its expected (weighted) tokens per step and its source; `more` is added to its method."""
     calibration, limits, tree = fitter.calibration, fitter.limits, fit.tree
     replayed = fitter.sums(tree).weighted(fitter.text_weights).tokens_per_step
     accuracy = fitter.accuracy()
@@ -102,7 +99,9 @@ def describe(fitter: Fitter, fit: MethodFit, **more: str) -> Tree:
         sums = fit.sums.weighted(fitter.text_weights)
         ends = predicted_ends(calibration, sums, tree.depth)
         expected = dataclasses.replace(expected, cross_validated=rounded(sums.tokens_per_step), **ends)
-    source = source_of(calibration, method={**_method(fit.method, limits), **more})
+    source = source_of(
+        calibration, method=_method(fit.method, limits) | {name: value for name, value in more.items() if value}
+    )
     return dataclasses.replace(tree, drafter=calibration.provenance.drafter_id, expected=expected, source=source)
 
 
@@ -111,8 +110,7 @@ def predicted_ends(calibration: Calibration, sums: TextSums, depth: int) -> dict
     interval = prediction_interval(*by_text(calibration.token_hashes, *sums.columns))
     if interval is None:
         return {}
-    interval = interval.within(1.0, 1.0 + depth)
-    return {"low": rounded(interval.low), "high": rounded(interval.high)}
+    return {"low": rounded(max(interval.low, 1.0)), "high": rounded(min(interval.high, 1.0 + depth))}  # a step's bounds
 
 
 def source_of(calibration: Calibration, **more: Any) -> dict[str, Any]:

@@ -38,25 +38,16 @@ class Counts:
 class PathTrie:
     """The paths of ranks below K that occur at P positions; level d (from 0) holds those of length d + 1.
 
-    Memory: 4 bytes for each position and head, and the paths.
-
-    Args:
-        ranks: uint8 [P, H].
-        top_k: K.
-        target: the target's probabilities at these positions. Hits are then sums of probabilities, which have the same
-            mean and a smaller variance.
-
-    Attributes:
-        keys: for each level int64 [U], ascending: (index of the parent in the level above) * K + rank.
-        ranks: for each level int64 [U], the last rank of each path.
+    Memory: 4 bytes for each position and head, and the paths. With the target's probabilities at these positions hits
+    are sums of probabilities, which have the same mean and a smaller variance.
     """
 
     def __init__(self, ranks: Ranks, top_k: int, target: TargetTraces | None = None) -> None:
         self.top_k = top_k
         self._target = target
         self.depth = ranks.shape[1]
-        self.keys: list[Ints] = []
-        self.ranks: list[Ints] = []
+        self.keys: list[Ints] = []  # of each level [U], ascending: (index of the parent in the level above) * K + rank
+        self.ranks: list[Ints] = []  # of each level [U], the last rank of each path
         self._nodes: list[NDArray[np.int32]] = []  # [P] each: index of its path; U where it has none
         self._ranks = ranks
         alive = np.arange(len(ranks))
@@ -133,14 +124,12 @@ _CHUNK = 1 << 16  # positions walked at once, so that the arrays fit into the pr
 class Children:
     """The children of M nodes and of the root, which is node 0; parents precede their children.
 
-    Args:
-        table: int32 [M+2, W+1]; the child of a node by rank, or M + 1 where there is none. Row M + 1 and the last
-            column, for all larger ranks, are M + 1.
-        depth: of the deepest node.
+    The table is [M+2, W+1]: the child of a node by rank, or M + 1 where there is none. Row M + 1 is of no node, and the
+    last column of all larger ranks; both are M + 1.
     """
 
     table: NDArray[np.int32]
-    depth: int
+    depth: int  # of the deepest node
 
     @classmethod
     def of(cls, parents: NDArray[np.integer], ranks: NDArray[np.integer], depth: int) -> Children:

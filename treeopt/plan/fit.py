@@ -38,17 +38,11 @@ class MeasuredSteps:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Errors of steps that the fit did not see.
+    """Errors of steps that the fit did not see."""
 
-    Args:
-        by: what was left out at a time: `nodes`, `batch and context`, or `model`.
-        errors: |modelled / measured - 1| of every step that was left out, in the order of the steps.
-        skipped: what was not left out, because the other steps do not determine the numbers, such as `8 nodes`.
-    """
-
-    by: str
-    errors: tuple[float, ...]
-    skipped: tuple[str, ...] = ()
+    by: str  # what was left out at a time: `nodes`, `batch and context`, or `model`
+    errors: tuple[float, ...]  # |modelled / measured - 1| of every step that was left out
+    skipped: tuple[str, ...] = ()  # what was not left out, because the other steps do not determine the numbers
 
     @property
     def median(self) -> float:

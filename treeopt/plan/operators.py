@@ -74,21 +74,13 @@ class StepSetting:
 
 @dataclass(frozen=True)
 class Operator:
-    """One kind of product or transfer, summed over the layers that have it.
+    """One kind of product or transfer, summed over the layers that have it; arrays are float64 [n]."""
 
-    Args:
-        name: of the matrix, `scores`, `values` or `kv writes`.
-        flops: float64 [n], a product's multiplications and additions.
-        bytes: float64 [n], read and written.
-        calls: float64 [n], how often it is started in a step.
-        dtype: in which it is computed.
-    """
-
-    name: str
-    flops: Floats
-    bytes: Floats
-    calls: Floats
-    dtype: str
+    name: str  # of the matrix, `scores`, `values` or `kv writes`
+    flops: Floats  # multiplications and additions
+    bytes: Floats  # read and written
+    calls: Floats  # how often it is started in a step
+    dtype: str  # in which it is computed
 
     def times(self, factor: Floats) -> Operator:
         """The operator, so many times in a step."""
