@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import make_calibration
+from looped import looped
 
 from treeopt.calibrate.results import fill_work, is_answers, merge_calibrations, merge_shards
 from treeopt.calibration import Calibration
@@ -67,7 +68,7 @@ def test_shards_of_other_runs_are_refused() -> None:
     assert (error.code, error.what) == (Code.SHARDS_INCOMPLETE, "a is one of 2 shards, and b one of 3")
 
 
-@pytest.mark.parametrize(("given", "count", "what"), [
+@looped("given, count, what", [
     ([0, 1, 1], 3, "shard 1/3 is given twice: b and c"),
     ([1, 1, 0, 0], 3, "shard 0/3 is given twice: c and d"),
     ([0], 2, "1 of 2 shards are given; 1/2 is missing"),
@@ -96,7 +97,7 @@ def test_files_of_several_kinds(tmp_path: Path) -> None:
     chunks = {"answers-000000": pack_rows([[1, 2]], prompt_ids=["set:00000000"])}
     save_answers(AnswerShard(Shard(0, 1), 1, SETTINGS, chunks), answers)
     assert merge_calibrations([other, one]).calibration.prompt_ids == ("set:00000000", "set:00000001")
-    assert merge_calibrations([one]).heads == 1
+    assert (merge_calibrations([one]).heads, merge_calibrations([one]).answers_cut) == (1, 0)
     assert merge_calibrations([shard]).calibration.prompt_ids == ("set:00000000",)
     assert [is_answers(path) for path in (one, shard, answers, tmp_path / "none")] == [False, False, True, False]
     for paths, what in (

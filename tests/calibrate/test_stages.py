@@ -8,11 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from looped import looped
 from teams import together
 from tiny import chat_base, random_heads, tiny_base
 
 from treeopt.calibrate.job import CalibrationOptions, Job, job_of
-from treeopt.calibrate.pipeline import _check_rows, _put, answer_shard, as_calibration, calibrate, run_calibration
+from treeopt.calibrate.pipeline import (
+    _check_rows,
+    _of_arrays,
+    _put,
+    answer_shard,
+    as_calibration,
+    calibrate,
+    check_whole,
+    run_calibration,
+)
 from treeopt.calibration import Provenance
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
@@ -22,9 +32,10 @@ from treeopt.progress import Progress, silent
 from treeopt.runs.processes import Processes
 from treeopt.runs.shards import Shard
 from treeopt.runs.work import Chunk, Work
+from treeopt.texts.encode import Text
 
 
-@pytest.mark.parametrize(("options", "sampled", "greedy", "answers"), [
+@looped("options, sampled, greedy, answers", [
     ({}, False, True, "greedy"),
     ({"temperature": 0.5, "seed": 3}, True, False, "sampled at 0.5, seed 3"),
     ({"temperature": 2.0}, True, False, "sampled at 2.0, seed 0"),
@@ -35,6 +46,7 @@ def test_origin_of_answers(options: Any, sampled: bool, greedy: bool, answers: s
     """Answers of the model are greedy or sampled; those that prompts bring are neither."""
     chosen = CalibrationOptions(**options)
     assert (chosen.sampled, chosen.greedy, chosen.answers) == (sampled, greedy, answers)
+    assert (chosen.responses, chosen.steps) == (bool(options.get("responses")), False)
 
 
 def test_chunks_of_other_texts_are_refused() -> None:
@@ -67,6 +79,33 @@ def test_calibration_of_no_text() -> None:
     """It has the levels of the traces."""
     none = as_calibration([], [], 7, Provenance("m", "i", "", "", {}, {}, {}), levels=3)
     assert (none.ranks.shape, none.offsets.tolist(), none.top_k, none.sequences) == ((0, 3), [0], 7, 0)
+    assert as_calibration([], [], 7, Provenance("m", "i", "", "", {}, {}, {})).ranks.shape == (0, 1)
+
+
+def test_texts_of_a_run() -> None:
+    """Each text is there once, of the prompts of the run, and the longest answer is within the budget."""
+    texts = [Text(f"p:{i}", [1], answer) for i, answer in enumerate(([2, 3, 4], [5]))]
+    names = [text.prompt_id for text in texts]
+    check_whole(texts, names, 3)
+    for some, ids, budget in (
+        (texts, names, 2),
+        (texts, names[:1], 3),
+        (texts[:1], names, 3),
+        ([*texts, texts[0]], names, 3),
+    ):
+        with pytest.raises(RuntimeError, match=f"{len(some)} texts with answers of up to 3 tokens"):
+            check_whole(some, ids, budget)
+
+
+def test_step_traces_are_those_of_the_drafter() -> None:
+    """The arrays of all texts are traces by name: ranks alone, with per-step trees, with the target's probabilities."""
+    ranks, steps = np.zeros((2, 3), np.uint8), np.ones((2, 4), np.uint8)
+    assert _of_arrays({"ranks": ranks}).steps is None
+    made = {"node_rank": steps, "expected_tokens": steps.astype(float), "confidence": steps.astype(float)}
+    found = _of_arrays({"ranks": ranks, **made, "probability": ranks})
+    assert found.steps is not None
+    assert found.target is not None
+    assert found.steps.node_rank is steps
 
 
 class Noted(Work):
@@ -128,7 +167,7 @@ def test_processes_agree_on_what_they_compute_alike(tmp_path: Path) -> None:
     assert (list(part.chunks), part.shard, part.batches) == (["answers-000001"], Shard(1, 2), 2)
 
 
-@pytest.mark.parametrize("drafter", [None, Drafter.heads_only(2, 4)])
+@looped("drafter", [None, Drafter.heads_only(2, 4)])
 def test_progress_and_origin(drafter: Drafter | None) -> None:
     """Texts that are answered and traced are counted; the last note has the share of the first level's best guesses."""
     base, notes = chat_base(), []
@@ -149,14 +188,16 @@ def test_progress_and_origin(drafter: Drafter | None) -> None:
     assert notes[-1] == (3, 3, f"{level} top-1 {share:.1%}")
     assert [(done, total) for done, total, note in notes if note.startswith(level)] == [(2, 3), (3, 3)]
     assert (run.heads, run.learned, len(run.texts)) == (2, None, 3)
+    assert made.top_k == base.vocab_size < 253  # no more ranks than tokens
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
+@looped("arguments, words", [
     ({"shard": Shard(0, 2), "learning": Learning()}, "shard and learning are both given"),
     ({"heads": None}, "heads is None: drafter="),
     ({"heads": None, "learning": Learning(ngram=False)}, "so nothing drafts"),
     ({"draft": "a model"}, "both heads and a draft model are given"),
     ({"shard": Shard(0, 2), "auto_batch": AutoBatch()}, "shard and auto_batch are both given"),
+    ({"max_new_tokens": 0}, "max_new_tokens"),
 ])  # fmt: skip
 def test_contradictions_are_refused_first(arguments: Any, words: str) -> None:
     """ValueError before a model is loaded: there is no model of this name."""
@@ -167,7 +208,7 @@ def test_contradictions_are_refused_first(arguments: Any, words: str) -> None:
         run_calibration("no model", "no heads", ["a"], learning=3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", [{}, {"shard": Shard(0, 2), "responses": True}])
+@looped("options", [{}, {"shard": Shard(0, 2), "responses": True}])
 def test_shards_of_answers_have_something_to_divide(options: Any) -> None:
     """Without a shard, or with given answers, ValueError."""
     base = chat_base()
