@@ -56,12 +56,16 @@ def test_share_of_a_value_of_zero_is_zero() -> None:
 
 
 def test_paths_of_one_tree_alone_are_listed() -> None:
-    """Each tree's paths are in its order; equal paths are counted, and without traces there is no gain."""
+    """Each tree's paths are in its order; equal paths are counted; the gain is that of replay, if any."""
     first, second = Tree(((0,), (1,), (0, 0))), Tree(((0,), (2,), (0, 1), (2, 0)))
     found = compare_trees(first, second)
     assert (found.first_only, found.second_only) == (((1,), (0, 0)), ((2,), (0, 1), (2, 0)))
     assert found.shared == 1
     assert found.gain is None
+    traces = random_calibration(3)
+    gain = compare_trees(first, second, traces).gain
+    assert gain is not None
+    assert (gain.first, gain.second) == tuple(replay(tree, traces).tokens_per_step for tree in (first, second))
 
 
 def test_trees_of_other_drafters_are_not_compared() -> None:
