@@ -205,7 +205,8 @@ class TreeDecoder:
         _check_types(base, heads, drafter, acceptance)
         self.base = base if isinstance(base, Base) else Base(base, None, shown_name(base))
         self.acceptance: Rule = acceptance or Greedy()
-        self.trees = _trees(self.base, heads, tree, drafter, as_draft(draft, self.base))
+        draft = None if draft is None else as_draft(draft, self.base)
+        self.trees = _trees(self.base, heads, tree, drafter, draft)
         self.tree = self.trees.tree
         if probe:
             check_trees(self.base)

@@ -9,15 +9,16 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import load_drafter
 from treeopt.files.trees import GivenTree, as_tree, load_plan, load_plan_for
 from treeopt.policy import Plan, TreePolicy
+from treeopt.tree import Tree
 
 GivenPlan = GivenTree | TreePolicy
 
 
 def as_plan(tree: GivenPlan) -> Plan:
     """The plan: given as a record, as a name of a file or of `treeopt list`, or as a list of paths."""
-    if isinstance(tree, (str, os.PathLike)):
-        return load_plan(tree)
-    return tree if isinstance(tree, TreePolicy) else as_tree(tree)
+    if isinstance(tree, (Tree, TreePolicy)):
+        return tree
+    return load_plan(tree) if isinstance(tree, (str, os.PathLike)) else as_tree(tree)
 
 
 def as_plan_for(

@@ -30,23 +30,14 @@ LOOKUP_TOKENS = 10  # drafts of one prompt lookup: the value in the documentatio
 
 @dataclass(frozen=True)
 class Run:
-    """One text, decoded once. Texts decoded together get equal shares of the seconds.
+    """One text, decoded once. Texts decoded together get equal shares of the seconds."""
 
-    Args:
-        tokens: the new tokens.
-        step_lengths: tokens of each step; a step of stock decoding is one forward, that of the prompt included.
-        prefilled: tokens known at the end of the prompt's forward.
-        prefill_seconds: seconds up to the end of the prompt's forward.
-        seconds: seconds after it.
-        drafts: verified and accepted drafts; None for stock decoding, which does not report them.
-    """
-
-    tokens: list[int]
-    step_lengths: list[int]
-    prefilled: int
-    prefill_seconds: float
-    seconds: float
-    drafts: DraftMetrics | None = None
+    tokens: list[int]  # the new ones
+    step_lengths: list[int]  # in tokens; a step of stock decoding is one forward, that of the prompt included
+    prefilled: int  # tokens known at the end of the prompt's forward
+    prefill_seconds: float  # up to there
+    seconds: float  # after it
+    drafts: DraftMetrics | None = None  # stock decoding does not report them
 
 
 MEASURED, WARMING, TESTED = range(3)  # what texts are for

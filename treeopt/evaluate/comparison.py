@@ -97,19 +97,12 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of one method over some texts.
-
-    Args:
-        texts: number of texts.
-        mean_acceptance_length: tokens per step: all tokens / all steps.
-        tokens_per_second: median and quartiles over the repeats, without prefill; None where nothing was timed.
-        speedup: tokens per second over those of autoregressive decoding by our loop, likewise.
-    """
+    """Figures of one method over some texts; spreads over the repeats are None where nothing was timed."""
 
     texts: int
-    mean_acceptance_length: float
-    tokens_per_second: Spread | None
-    speedup: Spread | None
+    mean_acceptance_length: float  # tokens per step: all tokens / all steps
+    tokens_per_second: Spread | None  # without prefill
+    speedup: Spread | None  # tokens per second over those of autoregressive decoding by our loop
 
     @classmethod
     def of(cls, metrics: Metrics, name: str) -> Figures:

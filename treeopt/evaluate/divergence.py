@@ -51,27 +51,17 @@ class Cause(enum.Enum):
 class Difference:
     """The first difference between a text and that of stock greedy `generate`.
 
-    Args:
-        prompt_id: the prompt.
-        decoder: of the text: `tree`, `autoregressive` or `prompt lookup`.
-        position: index among the new tokens.
-        greedy_token: token of stock generate; `ENDED` where it had ended.
-        found_token: token of the other text; `ENDED` where it had ended.
-        cause: of the difference.
-        gap: in float64, the largest logit minus the smaller logit of the two tokens: the top-2 gap where stock generate
-            chose the largest. NaN where a text had ended, or nothing was computed.
-        resolution: the largest error of the run's dtype in the gap between one of the two and any third token here.
-            NaN where the gap is.
+    The gap is NaN where a text had ended, or nothing was computed, and the resolution with it.
     """
 
     prompt_id: str
-    decoder: str
-    position: int
-    greedy_token: int
-    found_token: int
+    decoder: str  # of the text: `tree`, `autoregressive` or `prompt lookup`
+    position: int  # index among the new tokens
+    greedy_token: int  # of stock generate; `ENDED` where it had ended
+    found_token: int  # of the other text; `ENDED` where it had ended
     cause: Cause
-    gap: float
-    resolution: float
+    gap: float  # in float64, the largest logit minus the smaller one of the two tokens: the top-2 gap if one is largest
+    resolution: float  # the largest error of the run's dtype in the gap between one of the two and any token here
 
 
 def tolerated(difference: Difference, dtype: str) -> bool:

@@ -44,24 +44,14 @@ _SECONDS = 1.5  # of all timed steps together, where that takes a number of roun
 
 @dataclass(frozen=True)
 class PlanFigures:
-    """A tree or policy of a drafter and its figures.
-
-    Args:
-        plan: the tree or policy.
-        tokens_per_step: on texts left out of the fit.
-        seconds: of one step, the shortest of those that were timed.
-        speedup: tokens per second over those of autoregressive decoding in the same loop, dtype and forward, without
-            prefill.
-        dtype: of the model.
-        compiled: whether the forward was compiled.
-    """
+    """A tree or policy of a drafter and its figures."""
 
     plan: Plan
-    tokens_per_step: float
-    seconds: float
-    speedup: float
-    dtype: str
-    compiled: bool = False
+    tokens_per_step: float  # on texts left out of the fit
+    seconds: float  # of one step, the shortest of those that were timed
+    speedup: float  # over autoregressive decoding in the same loop, dtype and forward, in tokens/s without prefill
+    dtype: str  # of the model
+    compiled: bool = False  # whether the forward was
 
     @property
     def nodes(self) -> int:

@@ -18,18 +18,13 @@ _QUARTILES = (0.25, 0.5, 0.75)
 class Trial:
     """One text: its runs by baseline and repeat, and the tokens and steps that replay predicts for the tree.
 
-    Args:
-        text: the prompt and the answer of stock generate.
-        runs: by baseline, one a repeat.
-        predicted_steps: steps of the tree by replay, over the answer under greedy acceptance and sampling, over the
-            tree's text under typical; 0 where nothing is predicted.
-        predicted_tokens: tokens of these steps; under sampling the tokens that the probabilities expect of them.
+    Replay is over the answer of stock generate; under typical acceptance, over the text of the tree.
     """
 
-    text: Text
-    runs: Mapping[str, Sequence[Run]]
-    predicted_steps: int = 0
-    predicted_tokens: float = 0
+    text: Text  # the prompt and the answer of stock generate
+    runs: Mapping[str, Sequence[Run]]  # by baseline, one a repeat
+    predicted_steps: int = 0  # of the tree; 0 where nothing is predicted
+    predicted_tokens: float = 0  # of these steps; under sampling those that the probabilities expect of them
 
     @property
     def prompt_id(self) -> str:

@@ -258,17 +258,11 @@ def _differences(runs: Runs) -> Iterator[Difference]:
 
 @dataclass(frozen=True)
 class Quality:
-    """The measures of texts of one decoder.
+    """The measures of texts of one decoder."""
 
-    Args:
-        log_likelihood: mean over all tokens of log p(token) in nats, p the base's distribution at temperature 1.
-        distinct: distinct-1, distinct-2 and distinct-3.
-        agreement: with the greedy texts of the same prompts.
-    """
-
-    log_likelihood: float
-    distinct: tuple[float, ...]
-    agreement: float
+    log_likelihood: float  # mean over all tokens of log p(token) in nats, p the base's distribution at temperature 1
+    distinct: tuple[float, ...]  # distinct-1, distinct-2 and distinct-3
+    agreement: float  # with the greedy texts of the same prompts
 
 
 def quality(base: Base, texts: Sequence[Text], greedy: Sequence[Text]) -> Quality:

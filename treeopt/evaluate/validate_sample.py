@@ -56,17 +56,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """A partition of all texts of `length` tokens, or fewer where they end by an end token.
-
-    `of_prefix` has the cell of each listed prefix: a whole text, or the other texts that begin with it; the empty
-    prefix is that of all texts. `probabilities` float64 [C] sum to 1; `whole` is the probability of the cells of one
-    text.
-    """
+    """A partition of all texts of `length` tokens, or fewer where they end by an end token."""
 
     length: int
-    of_prefix: dict[Prefix, int]
-    probabilities: NDArray[np.float64]
-    whole: float
+    of_prefix: dict[Prefix, int]  # the cell of each listed prefix: a whole text, or the other texts that begin with it
+    probabilities: NDArray[np.float64]  # [C], their sum is 1
+    whole: float  # probability of the cells of one text
 
     def counts(self, texts: Sequence[Sequence[int]]) -> Counts:
         """int64 [C]: the number of texts in each cell."""
@@ -78,27 +73,16 @@ class Cells:
 
 @dataclass(frozen=True)
 class DistributionTest:
-    """Chi-square tests of the texts of one prompt.
-
-    Args:
-        prompt_id: the prompt.
-        length: tokens of a text.
-        draws: texts of each decoder.
-        cells: of the test.
-        whole: probability of the cells of one text.
-        p_base: p-value of the tree's counts against the base's probabilities.
-        p_stock: p-value of the tree's counts against those of stock generate.
-        p_control: p-value of the counts of stock generate against the base's probabilities. It is no test of ours.
-    """
+    """Chi-square tests of the texts of one prompt, with their p-values."""
 
     prompt_id: str
-    length: int
-    draws: int
+    length: int  # tokens of a text
+    draws: int  # texts of each decoder
     cells: int
-    whole: float
-    p_base: float
-    p_stock: float
-    p_control: float
+    whole: float  # probability of the cells of one text
+    p_base: float  # of the tree's counts against the base's probabilities
+    p_stock: float  # of the tree's counts against those of stock generate
+    p_control: float  # of the counts of stock generate against the base's probabilities; no test of ours
 
 
 def adjusted_p(tests: Sequence[DistributionTest]) -> float | None:
