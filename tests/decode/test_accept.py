@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import random_tree
+from looped import looped
 from random_trees import compile_parents
 
 from treeopt.decode import rules
@@ -49,7 +50,7 @@ def sibling_tokens(tree: Tree, vocab: int, seed: int) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("seed", range(60))
+@looped("seed", range(60))
 def test_greedy_naive_walk(seed: int) -> None:
     """On random trees, drafts and choices the deepest right node is where the walk ends."""
     tree = random_tree(seed, nodes=(1, 4, 12, 40)[seed % 4], depth=5, ranks=4)

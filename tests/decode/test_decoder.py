@@ -12,6 +12,7 @@ import pytest
 import torch
 from decoding import HEADS, TREES, prompt_of, stock
 from helpers import random_tree
+from looped import looped
 from predicted import predict
 from tiny import TREE_FAMILIES, VOCAB, cycle_base, cycle_heads, random_heads, tiny_base
 from torch import Tensor
@@ -131,7 +132,7 @@ def test_generate_end_of_text(family: str, eos: list[int]) -> None:
     assert sum(decoded.step_lengths) == len(decoded.tokens)
 
 
-@pytest.mark.parametrize("place", range(10))
+@looped("place", range(10))
 def test_generate_end_inside_step(place: int) -> None:
     """Accepted drafts behind an end token are clipped: steps of five end at any place within a step."""
     base = cycle_base(1)
@@ -142,7 +143,7 @@ def test_generate_end_inside_step(place: int) -> None:
     assert decoded.step_lengths == [5] * ((place + 1) // 5) + [(place + 1) % 5] * ((place + 1) % 5 > 0)
 
 
-@pytest.mark.parametrize("budget", range(1, 8))
+@looped("budget", range(1, 8))
 def test_generate_budget(budget: int) -> None:
     """Exactly the budget comes out, also where the last step had accepted more; one token is one step."""
     base = cycle_base(1)
@@ -343,8 +344,8 @@ def test_misuse_is_told_apart() -> None:
         TreeDecoder(base, None, Tree.chain(2))
 
 
-@pytest.mark.parametrize("name", ["base", "heads", "drafter", "acceptance"])
-@pytest.mark.parametrize("given", [5, TreeDecoder], ids=["number", "class"])
+@looped("name", ["base", "heads", "drafter", "acceptance"])
+@looped("given", [5, TreeDecoder])
 def test_wrong_type_is_named(name: str, given: object) -> None:
     """An argument of another type is refused at once, by its name."""
     base = tiny_base("llama", 1)

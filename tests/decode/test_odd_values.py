@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from looped import looped
 from tiny import VOCAB, random_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
@@ -37,7 +38,7 @@ def decoder(base: Base, heads: MedusaHeads) -> TreeDecoder:
     return TreeDecoder(base, heads, Tree.chain(2))
 
 
-@pytest.mark.parametrize(
+@looped(
     ("name", "value"),
     [
         *(("temperature", value) for value in (math.nan, math.inf, -1.0, 1e-7, 1e-300, "1", None, True)),
@@ -61,8 +62,8 @@ def test_the_least_temperature_is_nearly_greedy(base: Base, heads: MedusaHeads) 
         Typical(1e-320)
 
 
-@pytest.mark.parametrize("name", ["temperature", "epsilon", "delta"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -0.5, "0.1", None, False])
+@looped("name", ["temperature", "epsilon", "delta"])
+@looped("value", [math.nan, math.inf, -0.5, "0.1", None, False])
 def test_typical_refuses(name: str, value: Any) -> None:
     """What is no such number is a ValueError that names it."""
     with pytest.raises(ValueError, match=name):
@@ -100,7 +101,7 @@ PROMPTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", PROMPTS)
+@looped("name", PROMPTS)
 def test_what_are_no_token_ids_is_refused(decoder: TreeDecoder, name: str) -> None:
     """A prompt that is not token ids of the model is a ValueError of one line."""
     with pytest.raises(ValueError, match=r"token id") as caught:
@@ -108,7 +109,7 @@ def test_what_are_no_token_ids_is_refused(decoder: TreeDecoder, name: str) -> No
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("prompts", [[[]], [[3, 5], []], torch.zeros(0, dtype=torch.long)])
+@looped("prompts", [[[]], [[3, 5], []], torch.zeros(0, dtype=torch.long)])
 def test_empty_prompts_are_refused(decoder: TreeDecoder, prompts: Any) -> None:
     """A prompt without tokens, alone or in a batch, is E503; a list of no prompts is none (test_decoder.py)."""
     with pytest.raises(TreeoptError, match="holds no tokens") as caught:
@@ -116,7 +117,7 @@ def test_empty_prompts_are_refused(decoder: TreeDecoder, prompts: Any) -> None:
     assert caught.value.code is Code.CONTEXT_FULL
 
 
-@pytest.mark.parametrize("budget", [0, -1, 10**9, 10**30])
+@looped("budget", [0, -1, 10**9, 10**30])
 def test_budgets_out_of_range_are_refused(decoder: TreeDecoder, budget: int) -> None:
     """No new tokens, and more than the context holds, are E503."""
     with pytest.raises(TreeoptError, match=str(budget)) as caught:
@@ -124,7 +125,7 @@ def test_budgets_out_of_range_are_refused(decoder: TreeDecoder, budget: int) -> 
     assert caught.value.code is Code.CONTEXT_FULL
 
 
-@pytest.mark.parametrize("budget", [1.5, math.nan, True, None, "4"])
+@looped("budget", [1.5, math.nan, True, None, "4"])
 def test_budgets_that_are_no_numbers_are_refused(decoder: TreeDecoder, budget: Any) -> None:
     """What is no whole number is a ValueError."""
     with pytest.raises(ValueError, match="max_new_tokens"):
@@ -144,7 +145,7 @@ WORK: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WORK)
+@looped("name", WORK)
 def test_memory_that_is_not_there_is_one_error(name: str) -> None:
     """What torch raises for it is E403."""
     with pytest.raises(TreeoptError) as caught, memory_as_error("less"):

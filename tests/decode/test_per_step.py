@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from chances import ALPHA, counted, p_value, small_base, text_probabilities
 from decoding import stock
+from looped import looped
 from random_trees import RandomTrees
 from tiny import TREE_FAMILIES, tiny_base
 
@@ -84,7 +85,7 @@ class Asking(RandomTrees):
         return super().grown(roots, None)
 
 
-@pytest.mark.parametrize("window", [0, 1, 2, 5, 40])
+@looped("window", [0, 1, 2, 5, 40])
 def test_recent_tokens(window: int) -> None:
     """A drafter knows the end of each row's prompt and text, root included, also when rows have left."""
     base = tiny_base("llama", 2)
@@ -100,7 +101,7 @@ def test_recent_tokens(window: int) -> None:
     assert texts[1][1:] == stock(base, PROMPTS[1], len(texts[1]) - 1)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@looped("seed", range(3))
 def test_rewound_rows_continue_from_the_mark(seed: int) -> None:
     """Rows that are rewound to a mark continue as if the steps since then had not been."""
     base = tiny_base("mistral", seed)

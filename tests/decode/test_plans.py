@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from looped import looped
 
 from treeopt.decode.plans import as_plan_for, plan_of
 from treeopt.drafter import Drafter
@@ -35,7 +36,7 @@ def written(folder: Path, name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", PLANS)
+@looped("name", PLANS)
 def test_round_trip(tmp_path: Path, name: str) -> None:
     """Paths or settings and expected tokens per step return; the id is that of the drafter without a plan."""
     path, plan = written(tmp_path, name), PLANS[name]

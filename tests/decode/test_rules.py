@@ -10,6 +10,7 @@ import pytest
 import torch
 from chances import ALPHA, PROMPT, counted, p_value, small_base, text_probabilities
 from helpers import random_tree
+from looped import looped
 from numpy.typing import NDArray
 from random_trees import compile_parents
 from tiny import cycle_base, cycle_heads, random_heads
@@ -94,7 +95,7 @@ def taken(tree: Tree, tokens: Tensor, logits: Tensor, temperature: float, epsilo
     return rules.typical(drafts, logits, temperature=temperature, epsilon=epsilon, delta=delta).tolist()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@looped("seed", range(30))
 def test_typical_brute_force(seed: int) -> None:
     """Rows of random trees, drafts and logits end where every path tried by itself ends."""
     rng = np.random.default_rng(seed)
@@ -117,7 +118,7 @@ def test_typical_threshold_itself_is_not_enough(epsilon: float, node: int) -> No
     assert taken(Tree(((0,),)), torch.tensor([[2, 1]]), logits, 1.0, epsilon, 9.0) == [node]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@looped("seed", range(10))
 def test_typical_brute_force_own_trees(seed: int) -> None:
     """Rows with a tree each end where every path of their own tree tried by itself ends."""
     rng = np.random.default_rng(seed)
@@ -182,8 +183,8 @@ def test_typical_accepts_more_than_greedy() -> None:
     assert all(lossy[0].tokens[at] == first[1 + at] for at in starts)
 
 
-@pytest.mark.parametrize("vocab", [1, 31, 512, 6000, 40009, 40000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@looped("vocab", [1, 31, 512, 6000, 40009, 40000])
+@looped("dtype", [torch.float32, torch.bfloat16])
 def test_best_is_the_first_largest(vocab: int, dtype: torch.dtype) -> None:
     """Whatever the vocabulary's size: argmax, the first of equal scores, and the sentinel where a row holds NaN."""
     rng = torch.Generator().manual_seed(vocab)

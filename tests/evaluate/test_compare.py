@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from looped import looped
 from tiny import VOCAB, chat_base, cycle_heads
 
 from treeopt import compare
@@ -287,7 +288,7 @@ def test_recommended_row_is_the_fastest(found: Comparison) -> None:
     assert other.recommended.method == "autoregressive"
 
 
-@pytest.mark.parametrize(
+@looped(
     "options",
     [
         {"nodes": 1},

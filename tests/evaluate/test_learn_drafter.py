@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from drafters import planted
+from looped import looped
 from tiny import chat_base
 
 import treeopt
@@ -259,7 +260,7 @@ def test_steps_fit_into_a_small_context(monkeypatch: pytest.MonkeyPatch) -> None
     assert set(cached) == {NEW + 4 - found.drafter.depth - 1}
 
 
-@pytest.mark.parametrize("sizes", [(), (0,), (8, 255), (8.5,), (True,)])
+@looped("sizes", [(), (0,), (8, 255), (8.5,), (True,)])
 def test_wrong_sizes_are_refused_at_once(base: Base, sizes: tuple[int, ...]) -> None:
     """A size that no policy may have is an error before any answer is generated."""
     told: list[str] = []

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from drafters import planted, prompts_of, quick_drafter
+from looped import looped
 from tiny import cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.calibrate.pipeline import run_calibration
@@ -372,7 +373,7 @@ def spoil_all(base: Base, monkeypatch: pytest.MonkeyPatch, *, judge: int, count:
     return validate(base, random_heads(base, 2), Tree.chain(2), texts, max_new_tokens=8, judge=judge)
 
 
-@pytest.mark.parametrize(("judge", "judged"), [(0, 0), (3, 3), (5, 5), (8, 8), (99, 8)])
+@looped(("judge", "judged"), [(0, 0), (3, 3), (5, 5), (8, 8), (99, 8)])
 def test_validate_judges_the_first_texts(judge: int, judged: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many differing texts are judged, in the order of the prompts; the others stay open, and fail in float32."""
     result = spoil_all(tiny_base("llama"), monkeypatch, judge=judge)
@@ -412,13 +413,12 @@ def test_validate_never_judges_prompt_lookup(monkeypatch: pytest.MonkeyPatch) ->
     assert (result.lossless, result.differing, result.failures) == (True, 0, ())
 
 
-@pytest.mark.parametrize(
+@looped(
     "wrong",
     [
         *({name: value} for name in ("max_new_tokens", "repeats", "batch_size") for value in (0, 1.5, "4", None, True)),
         *({"judge": value} for value in (-1, 1.5, None)),
     ],
-    ids=str,
 )
 def test_validate_refuses_numbers_out_of_range(wrong: dict[str, Any]) -> None:
     """What cannot be run is a ValueError that names it, before anything is decoded."""

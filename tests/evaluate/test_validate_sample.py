@@ -12,6 +12,7 @@ import pytest
 import torch
 from chances import DrawnPerChild
 from drafters import SIZE_COST, planted, prompts_of, quick_drafter
+from looped import looped
 from tiny import random_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
@@ -232,7 +233,7 @@ def test_z_score_of_equal_ratios_without_errors_is_zero() -> None:
     assert z_score((np.array([4.0]), np.array([2.0])), (np.array([3.0]), np.array([2.0]))) is None
 
 
-@pytest.mark.parametrize(
+@looped(
     ("options", "error", "match"),
     [
         ({"acceptance": Sample(temperature=0)}, ValueError, "temperature 0 is greedy"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from drafters import SIZE_COST, planted, prompts_of, quick_drafter
 from helpers import random_tree
+from looped import looped
 from tiny import cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.decode.rules import Typical
@@ -150,7 +151,7 @@ def test_validate_typical_of_policies(cost: tuple[tuple[int, float], ...]) -> No
         assert found.quality[TREE].agreement < 1  # the rule accepts what greedy decoding does not
 
 
-@pytest.mark.parametrize(
+@looped(
     ("answers", "n", "expected"),
     [
         ([[1, 2, 1, 2]], 1, 2 / 4),
@@ -167,7 +168,7 @@ def test_distinct_by_hand(answers: list[list[int]], n: int, expected: float) -> 
     assert distinct(answers, n) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("answer", "greedy", "expected"),
     [
         ([1, 2, 3, 4], [1, 2, 9, 4], 2 / 4),  # a token that agrees after the first difference does not count
