@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList
 from transformers.generation import logits_process as stock
 
 from treeopt.decode.decoder import Rows
-from treeopt.decode.rules import Exact, best, draw
+from treeopt.decode.rules import Rule, best, draw
 from treeopt.drafting.interface import Drafts
 from treeopt.errors import Code, TreeoptError
 
@@ -58,7 +58,7 @@ def check_processors(processors: Iterable[Any], stateless: bool | Sequence[type]
             )
 
 
-class Processed(Exact):
+class Processed(Rule):
     """The choice of stock `generate` after every node: its processors are called with the node's path.
 
     With `one_node` trees they are called as by `generate`: once for each token, with all rows of the batch, of which

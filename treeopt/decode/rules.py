@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -117,46 +116,33 @@ def _likely(drafts: Drafts, logits: Tensor, temperature: float) -> tuple[Tensor,
     return likely, torch.cat(entropies, dim=1)
 
 
-@runtime_checkable
-class Rule(Protocol):
-    """The interface of an acceptance rule."""
+class Rule(ABC):
+    """An acceptance rule; by default it follows the drafts that equal its choice after every node, which is exact."""
+
+    seed: int | None = None  # of the random draws of one text or batch; None uses torch's default generator
 
     @property
     def lossy(self) -> bool:
         """Whether the text, or its distribution, may differ from that of the base model alone."""
-
-    @property
-    def seed(self) -> int | None:
-        """Seed of the random draws of one text or batch; None uses torch's default generator."""
-
-    def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The token after each prompt: float [B, V] -> int64 [B]."""
-
-    def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """The accepted node int64 [B], and the token that follows it int64 [B]; logits are [B, N, V]."""
-
-
-class Exact(ABC):
-    """A rule that chooses one token after every node, and follows the drafts that equal the choice."""
-
-    lossy: ClassVar[bool] = False
-    seed: int | None = None
+        return False
 
     @abstractmethod
     def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         """One token a row, int64 [...]: logits are [B, N, V] after every node of drafts, or [B, V] at roots."""
 
     def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The token after each prompt: float [B, V] -> int64 [B]."""
         return self.choose(logits, None, generator)
 
     def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """The accepted node int64 [B], and the token that follows it int64 [B]; logits are [B, N, V]."""
         choice = self.choose(logits, drafts, generator)
         node = greedy(drafts, choice)
         return node, choice[:, 0] if choice.shape[1] == 1 else choice.gather(1, node[:, None])[:, 0]
 
 
 @dataclass(frozen=True)
-class Greedy(Exact):
+class Greedy(Rule):
     """The base's most likely token after every node: the text of autoregressive greedy decoding."""
 
     def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
@@ -164,7 +150,7 @@ class Greedy(Exact):
 
 
 @dataclass(frozen=True)
-class Sample(Exact):
+class Sample(Rule):
     """Text with the distribution of autoregressive sampling, at any temperature, top-k and top-p.
 
     One token is drawn after every node, for all paths through it, and the draft that equals it is accepted. Drafts do
@@ -219,7 +205,7 @@ class Sample(Exact):
 
 
 @dataclass(frozen=True)
-class Typical:
+class Typical(Rule):
     """Accept drafts that are likely enough (`typical`); roots are the base's most likely tokens. LOSSY.
 
     Args:
@@ -234,7 +220,6 @@ class Typical:
     temperature: float = 0.7
     epsilon: float = EPSILON
     delta: float = DELTA
-    seed: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         _check_numbers(epsilon=self.epsilon, delta=self.delta)
@@ -246,7 +231,7 @@ class Typical:
     def lossy(self) -> bool:
         return self.temperature > 0
 
-    def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+    def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         return best(logits)
 
     def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:

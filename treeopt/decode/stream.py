@@ -17,7 +17,7 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import Step
 from treeopt.decode.plans import GivenPlan
 from treeopt.decode.rejection import DrawnChain
-from treeopt.decode.rules import Exact, best
+from treeopt.decode.rules import Rule, best
 from treeopt.drafted_step import DraftedStep
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import DRAFTER, Drafts
@@ -123,7 +123,7 @@ _CONTEXT = 8  # tokens before a token that its text may depend on
 Seen = tuple[Drafts, Tensor, Tensor, Tensor]  # of a step: logits [1, N, V], the accepted node and the token after it
 
 
-class Recorder(Exact):
+class Recorder(Rule):
     """The greedy rule, which counts its steps and keeps what it saw in the last."""
 
     steps = 0
