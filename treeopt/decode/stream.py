@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -51,7 +52,7 @@ def stream_text(steps: Iterable[Step], tokenizer: PreTrainedTokenizerBase) -> It
     the bytes before them differently, after their text was yielded. A tokenizer without a `tokenizers` backend gives
     its text at the end.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     tokens: list[int] = []
     shown, stream = "", DecodeStream(skip_special_tokens=True)
     for step in steps:

@@ -212,8 +212,8 @@ def _assisted(job: Material) -> list[Contender]:
 def _recycling(job: Material) -> list[Contender]:
     """A tree of the chosen size, built from the ranks of recycled texts, and the published tree."""
     learned = TokenRecycling(job.base)
-    report = functools.partial(job.noted(RECYCLING), note="answers")
-    answers, _ = answer_all(job.base, job.asked, AnswerOptions(**job.answers), progress=report)
+    noted, settings = job.noted(RECYCLING), AnswerOptions(**job.answers)
+    answers, _ = answer_all(job.base, job.asked, settings, progress=lambda done, all: noted(done, all, "answers"))
     traces = recycle_texts(learned, answers, job.options.batch_size)
     learned_id = hashlib.sha256(learned.matrix.numpy(force=True).tobytes()).hexdigest()
     published = load_tree(PUBLISHED_RECYCLING)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ from treeopt.evaluate.profile import AcceptDeepest, TimedStep, prefilled
 from treeopt.models.base import DTYPES, Base
 from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
-from treeopt.models.heads import MedusaHeads
+from treeopt.models.head_files import LoadedHeads
 from treeopt.optimize.budget import fastest
 from treeopt.optimize.chains import ChainPrediction, predict_chains, sampled_acceptance
 from treeopt.optimize.per_step import build_policy
@@ -215,17 +214,14 @@ def learn_drafter(
         base, loaded, prompts, learning=learning or Learning(), steps=True, progress=progress, **options
     )
     assert run.learned is not None
-    heads_used = None if loaded is None else loaded.heads
     plans = plans_of(run.calibration, sizes, with_draft=draft is not None)
-    plain, *alone = (TreeDecoder(one, None, Tree(()), acceptance=AcceptDeepest()) for one in (base, draft) if one)
-    decoders = functools.partial(_decoders, heads_used, run.learned.drafter, draft)
-    groups = [[plain, *decoders(base, plans[1:])]]
     with memory_as_error("smaller sizes, or fewer dtypes"):
-        copies = [copy for copy in (base.in_dtype(dtype) for dtype in dtypes) if copy is not base]
+        bases = [base, *(copy for copy in (base.in_dtype(dtype) for dtype in dtypes) if copy is not base)]
         if with_compiled:
-            copies += [dataclasses.replace(one, compile=True) for one in (base, *copies)]
-        groups += [decoders(copy, plans) for copy in copies]
-        seconds = timed([*groups, *([one] for one in alone)], run.texts, progress)
+            bases += [dataclasses.replace(one, compile=True) for one in bases]
+        groups = [_decoders(one, loaded, plans, run.learned.drafter, draft) for one in bases]
+        alone = [[TreeDecoder(draft, None, Tree(()), acceptance=AcceptDeepest())]] if draft else []
+        seconds = timed([*groups, *alone], run.texts, progress)
     pairs = zip(groups, seconds, strict=False)
     figures = [one for group, spent in pairs for one in figures_of(plans, spent, group[0].base)]
     chains = None if draft is None else predict_chains(run.calibration, seconds[-1][0] / seconds[0][0])
@@ -238,9 +234,9 @@ def learn_drafter(
 
 
 def _decoders(
-    heads: MedusaHeads | None, drafter: Drafter, draft: Base | None, base: Base, plans: Sequence[Plan]
+    base: Base, loaded: LoadedHeads | None, plans: Sequence[Plan], drafter: Drafter, draft: Base | None
 ) -> list[TreeDecoder]:
-    used = None if heads is None else heads_like(base, heads)
+    used = None if loaded is None else heads_like(base, loaded.heads)
     options: dict[str, Any] = {"drafter": drafter, "draft": draft, "acceptance": AcceptDeepest(), "probe": False}
     return [TreeDecoder(base, used, plan, **options) for plan in plans]
 

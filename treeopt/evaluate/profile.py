@@ -79,8 +79,9 @@ class ProfileOptions:
     draft: GivenModel | None = None
 
     def __post_init__(self) -> None:
-        lists = {"nodes": self.nodes, "contexts": self.contexts, "batches": self.batches}
-        given = {name: numbers for name, numbers in lists.items() if name != "contexts" or numbers is not None}
+        given = {"nodes": self.nodes, "batches": self.batches}
+        if self.contexts is not None:
+            given["contexts"] = self.contexts
         _check_numbers(**given)
         check_counts(repeats=self.repeats)
         check_choice("kind", self.kind, KINDS)

@@ -291,9 +291,9 @@ def decode_all(
                 decode_in_turns(baselines, prompts, once, call._replace(repeat=0, part=WARMING))
             return decode_in_turns(baselines, prompts, options, call)
 
-        made: list[list[RunsByName]] = []
+        made: list[Any] = []
         for trials, left in _turns(base, batches[number], options, decoded):
-            made.append([dict(trial.runs) for trial in trials])
+            made.append([trial.runs for trial in trials])
             texts, differing = tally("texts", len(trials)), tally("differing", sum(map(_differs, trials)))
             # The turns of this batch that are skipped are no longer expected after this report.
             progress(texts, total - tally("skipped", 0), f"texts that differ: {differing}" if exact else "")
