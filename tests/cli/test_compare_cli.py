@@ -13,8 +13,8 @@ from program import treeopt, treeopt_json
 
 from treeopt.cli.app import program
 from treeopt.cli.compare_command import as_bars
+from treeopt.evaluate.baselines import Spread
 from treeopt.evaluate.comparison import CompareOptions, Comparison, Figures, Row
-from treeopt.evaluate.metrics import Spread
 from treeopt.view.charts import Bar, bars_figure, render_bars
 
 QUICK = ("--limit", "4", "--max-new-tokens", "8", "--repeats", "2", "--learn-tokens", "0")

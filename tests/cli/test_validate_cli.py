@@ -275,7 +275,7 @@ def test_benchmark_rows_are_asked_turn_by_turn(validate: Callable[..., Result]) 
 
 def test_losing_tree_is_warned_of(validate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree whose steps cost more than they yield: both numbers, what smaller ones yield, and the commands."""
-    monkeypatch.setattr("treeopt.evaluate.metrics.Metrics._overhead", lambda *_inputs: 9.0)
+    monkeypatch.setattr("treeopt.evaluate.baselines.Metrics._overhead", lambda *_inputs: 9.0)
     said = validate().stderr
     assert "the tree is slower than autoregressive decoding: a step of 8 nodes" in said
     assert re.search(r"takes the time of 9\.00 autoregressive steps and yields \d\.\d\d tokens", said)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Run
-from treeopt.evaluate.metrics import Metrics, Trial
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Metrics, Run, Trial
 from treeopt.evaluate.validate import Validation, advice
 from treeopt.optimize.replay import Replay
 from treeopt.texts.encode import Text

@@ -17,10 +17,9 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.errors import TreeoptError
 from treeopt.evaluate import compare as module
-from treeopt.evaluate.baselines import Baseline, Call, Run, with_generate, with_memory
+from treeopt.evaluate.baselines import Baseline, Call, Run, Spread, with_generate, with_memory
 from treeopt.evaluate.compare import NO_DRAFT, NO_HEADS, recycle_texts
 from treeopt.evaluate.comparison import FASTEST, CompareOptions, Comparison, halves, spread_evenly
-from treeopt.evaluate.metrics import Spread
 from treeopt.evaluate.profile import TimedStep
 from treeopt.models.base import Base
 from treeopt.models.logits import top_ids

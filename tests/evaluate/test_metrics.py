@@ -9,8 +9,19 @@ from tiny import cycle_base, cycle_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import DraftMetrics
-from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Call, Run, with_decoder, with_generate
-from treeopt.evaluate.metrics import Metrics, Spread, Trial
+from treeopt.evaluate.baselines import (
+    AUTOREGRESSIVE,
+    GENERATE,
+    LOOKUP,
+    TREE,
+    Call,
+    Metrics,
+    Run,
+    Spread,
+    Trial,
+    with_decoder,
+    with_generate,
+)
 from treeopt.optimize.replay import Replay, visits
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import Prompt

@@ -14,8 +14,8 @@ from treeopt.errors import Code, TreeoptError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from treeopt.evaluate.baselines import Metrics, Spread
     from treeopt.evaluate.divergence import Difference
-    from treeopt.evaluate.metrics import Metrics, Spread
     from treeopt.evaluate.runs import Measured
     from treeopt.evaluate.validate import TypicalValidation, Validation
     from treeopt.evaluate.validate_sample import SampleValidation

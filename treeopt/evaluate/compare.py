@@ -33,6 +33,7 @@ from treeopt.evaluate.baselines import (
     LOOKUP,
     LOOKUP_TOKENS,
     Baseline,
+    Metrics,
     with_decoder,
     with_generate,
     with_memory,
@@ -49,7 +50,6 @@ from treeopt.evaluate.comparison import (
     spread_evenly,
 )
 from treeopt.evaluate.learn_drafter import figures_of, plans_of, timed
-from treeopt.evaluate.metrics import Metrics
 from treeopt.evaluate.profile import AcceptDeepest
 from treeopt.evaluate.runs import Runs, decode_all, made_by
 from treeopt.files.trees import load_tree, plan_id

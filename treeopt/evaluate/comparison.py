@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from treeopt.defaults import HEADS, HEADS_NGRAM, LEARN_SIZES, MODEL, MODEL_NGRAM, NGRAM, STEP_SIZES
 from treeopt.drafting.learn import Learning
 from treeopt.errors import Code, TreeoptError, check_counts
+from treeopt.evaluate.baselines import Metrics, Spread
 from treeopt.evaluate.learn_drafter import setting_of
-from treeopt.evaluate.metrics import Metrics, Spread
 from treeopt.evaluate.runs import ValidateOptions
 from treeopt.optimize.budget import fastest
 from treeopt.runs.work import ALONE, BatchRun

@@ -23,8 +23,7 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import Target, trace_texts
 from treeopt.errors import check_counts
-from treeopt.evaluate.baselines import GENERATE, STOCK, TREE, WARMING, Baseline, Call, Run, warm_up
-from treeopt.evaluate.metrics import Metrics, Trial
+from treeopt.evaluate.baselines import GENERATE, STOCK, TREE, WARMING, Baseline, Call, Metrics, Run, Trial, warm_up
 from treeopt.files.trees import plan_id
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel

@@ -27,13 +27,13 @@ from treeopt.evaluate.baselines import (
     GENERATE,
     LOOKUP,
     TREE,
+    Trial,
     all_baselines,
     seeded,
     with_decoder,
     with_generate,
 )
 from treeopt.evaluate.divergence import Cause, Difference, Judge, first_difference, num_common, tolerated
-from treeopt.evaluate.metrics import Trial
 from treeopt.evaluate.runs import JUDGED, Inputs, Measured, Runs, ValidateOptions, decode_all
 from treeopt.evaluate.validate_sample import SampleValidation, validate_sample
 from treeopt.models.base import Base
