@@ -93,21 +93,6 @@ def test_rounds_interleave_and_the_quiet_ones_count(base: Base, monkeypatch: pyt
     assert [(p.nodes, p.low, p.seconds, p.high) for p in profile.points] == [(1, 6.0, 7.0, 8.0), (5, 7.0, 8.0, 9.0)]
 
 
-def test_every_second_is_of_the_decoders_own_step(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that `TreeDecoder.step` alone moves gives each size the seconds of its step, and nothing else."""
-    clock = [0.0]
-    step = TreeDecoder.step
-
-    def slow(decoder: TreeDecoder, rows: Rows) -> list[list[int]]:
-        clock[0] += decoder.tree.nodes
-        return step(decoder, rows)
-
-    monkeypatch.setattr(TreeDecoder, "step", slow)
-    monkeypatch.setattr("treeopt.evaluate.profile.now", lambda _base: clock[0])
-    profile = measure_profile(base, loaded_heads(base), nodes=(4, 9), contexts=(8,), batches=(2,), repeats=2)
-    assert [(p.nodes, p.low, p.seconds, p.high) for p in profile.points] == [(n, n, n, n) for n in (1, 4, 9)]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafting_is_priced(base: Base, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where drafting takes longer, the steps do; of per-step trees the profile states how long."""

@@ -250,20 +250,6 @@ def test_baselines_take_turns() -> None:
     assert [len(runs[name]) for name in "abc"] == [2, 2, 2]
 
 
-def test_validate_without_prompt_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that stock prompt lookup cannot run is proved all the same, and the report says what is missing."""
-    base = tiny_base("llama")
-
-    def refuse(*_inputs: object, **_named: object) -> None:
-        raise ValueError("no cropping\nof this cache")
-
-    monkeypatch.setattr(type(base.model), "_assisted_decoding", refuse)
-    result = validate(base, random_heads(base, 2), Tree.chain(2), [Text("a:0", [3, 5], [])], max_new_tokens=8)
-    assert result.left_out == {LOOKUP: "no cropping"}
-    assert result.metrics.baselines == (GENERATE, AUTOREGRESSIVE, TREE)
-    assert result.lossless
-
-
 def plant(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[int, list[list[int]]], list[list[int]]]) -> None:
     """Let every decoder with a tree give what `spoil` makes of the token budget and the steps it would have given."""
     start = TreeDecoder.start_all

@@ -66,16 +66,6 @@ def test_validate_typical_is_predicted(found: TypicalValidation) -> None:
     assert found.smaller == {}  # parts of the tree accept drafts that are not on the text
 
 
-def test_validate_typical_predicts_texts_of_the_tree() -> None:
-    """Where the tree's texts end elsewhere than those of stock generate, their own tokens are predicted."""
-    base = tiny_base("llama", 1)
-    greedy = with_generate(base)([prompts_of(6, 1)[0].prompt], 15, Call(0))[0].tokens
-    base.model.generation_config.eos_token_id = greedy[2]
-    found = validate(base, random_heads(base, 2, 1), TREE_OF, prompts_of(6, 5), acceptance=RULE, max_new_tokens=15)
-    assert found.metrics.tokens != sum(len(text.answer) for text in found.texts)
-    assert found.metrics.predicted_tokens_per_step == found.tokens_per_step
-
-
 def test_validate_typical_measures_three_kinds_of_texts(found: TypicalValidation) -> None:
     """Greedy, sampled and typical texts of the same prompts, each with its quality."""
     assert found.metrics.baselines == (GENERATE, SAMPLED, AUTOREGRESSIVE, TREE)
