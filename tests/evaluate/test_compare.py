@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from looped import looped
-from tiny import VOCAB, chat_base, cycle_heads
+from tiny import VOCAB, chat_base, cycle_heads, tiny_base
 
 from treeopt import compare
 from treeopt.decode.decoder import TreeDecoder
@@ -18,7 +18,7 @@ from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.errors import TreeoptError
 from treeopt.evaluate import compare as module
 from treeopt.evaluate.baselines import Baseline, Call, Run, Spread, with_generate, with_memory
-from treeopt.evaluate.compare import NO_DRAFT, NO_HEADS, recycle_texts
+from treeopt.evaluate.compare import NO_DRAFT, NO_HEADS, _gaps, recycle_texts
 from treeopt.evaluate.comparison import FASTEST, CompareOptions, Comparison, halves, spread_evenly
 from treeopt.evaluate.profile import TimedStep
 from treeopt.models.base import Base
@@ -307,3 +307,12 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     [name] = options
     with pytest.raises(ValueError, match=name):
         CompareOptions(**options)
+
+
+def test_gaps_are_of_the_two_tokens_at_the_first_difference() -> None:
+    """The difference of their logits after the text before them; a text that ends too early has none."""
+    base = tiny_base("llama")
+    text = Text("p:0", [1, 2], [3, 4, 5])
+    logits = base.forward(torch.tensor([[1, 2, 3]]))[0][0, -1].detach()
+    found = [*_gaps(base, "tree", [(text, [3, 7, 5]), (text, [3, 4]), (text, [3, 4, 5, 6])])]
+    assert found == [pytest.approx(abs(float(logits[4] - logits[7])), rel=1e-4)]

@@ -194,8 +194,7 @@ def _report(console: Console, found: Comparison) -> None:
         Table(columns, [*found.rows, dataclasses.replace(best, method=f"recommended: {_name(best)}")]),
         "tokens/step: all tokens / all steps, the mean acceptance length; speedup: over autoregressive decoding by our "
         f"loop, without prefill; {repeats}, batch 1, {found.made_by['device']}, {threads(found.made_by['threads'])}",
-        f"{equal}: texts that equal stock greedy generate token for token (treeopt validate finds the causes of "
-        "others); "
+        f"{equal}: texts that equal stock greedy generate token for token; "
         f"learned from {counted(found.learned, 'prompt')}, judged on {len(found.texts)} other texts",
         *(f"{row.method} was left out: {row.left_out}" for row in found.rows if row.left_out),
     )
@@ -203,7 +202,12 @@ def _report(console: Console, found: Comparison) -> None:
         if row.lossless is False:
             texts = counted(len(found.texts) - row.same, "text")
             console.warn(f"warning: {row.method} differs on {texts}; treeopt validate finds the causes")
+    gaps = [gap for row in found.rows for gap in row.gaps]
     console.report(
+        "where a text first differs, the logits of the two tokens by one forward are "
+        f"{min(gaps):.2g} to {max(gaps):.2g} apart; treeopt validate finds the causes"
+        if gaps
+        else None,
         *_parts(found),
         f"not judged, as they equal learned ones: {counted(found.dropped, 'prompt')}" if found.dropped else None,
         skipped_text(found.skipped),
@@ -267,7 +271,7 @@ def _as_json(found: Comparison) -> dict[str, Any]:
 
 def _row_as_json(row: Row) -> dict[str, Any]:
     return {
-        **picked(row, "method", "nodes", "lossless"),
+        **picked(row, "method", "nodes", "lossless", "gaps"),
         **_figures_as_json(row.figures),
         "same_texts": row.same,
         "by_category": {name: _figures_as_json(figures) for name, figures in row.by_category.items()},

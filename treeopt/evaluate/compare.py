@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ from treeopt.evaluate.comparison import (
     halves,
     spread_evenly,
 )
+from treeopt.evaluate.divergence import ENDED, first_difference
 from treeopt.evaluate.learn_drafter import figures_of, plans_of, timed
 from treeopt.evaluate.profile import AcceptDeepest
 from treeopt.evaluate.runs import Runs, decode_all, made_by
@@ -404,13 +405,27 @@ def _row(entry: Contender, metrics: Metrics, runs: Runs, base: Base) -> Row:
         return Row(name, None, left_out=entry.content)
     if name in runs.left_out:
         return Row(name, entry.nodes, left_out=runs.left_out[name])
-    same = (all(run.tokens == one.text.answer for run in one.runs[name]) for one in runs.trials)
+    exact = base.dtype == torch.float32
+    texts = [(one.text, run.tokens) for one in runs.trials for run in one.runs[name] if run.tokens != one.text.answer]
+    differing = {text.prompt_id: (text, tokens) for text, tokens in reversed(texts)}  # the first run that differs
     return Row(
         name,
         entry.nodes,
         Figures.of(metrics, name),
-        sum(same),
+        len(runs.trials) - len(differing),
         {part: Figures.of(of_part, name) for part, of_part in metrics.by_category.items()},
         {turn: Figures.of(of_turn, name) for turn, of_turn in metrics.by_turn.items()},
-        exact=base.dtype == torch.float32,
+        exact=exact,
+        gaps=() if exact else tuple(_gaps(base, name, reversed(differing.values()))),
     )
+
+
+@torch.inference_mode()
+def _gaps(base: Base, name: str, differing: Iterable[tuple[Text, Sequence[int]]]) -> Iterator[float]:
+    """The difference of the logits of the two tokens where each text first differs, where neither has ended."""
+    for text, tokens in differing:
+        found = first_difference(text, name, tokens)
+        if ENDED not in (found.greedy_token, found.found_token):
+            prefix = torch.tensor([[*text.prompt, *text.answer[: found.position]]], device=base.device)
+            logits = base.forward(prefix, use_cache=False, logits_to_keep=1)[0][0, -1].float()
+            yield abs(float(logits[found.greedy_token] - logits[found.found_token]))

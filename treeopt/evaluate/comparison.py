@@ -123,6 +123,8 @@ class Row:
         by_turn: by the turns of dialogues, from 1.
         left_out: why the method cannot run; empty where it ran.
         exact: whether the model is in float32. In half precision texts may differ at near ties.
+        gaps: in half precision, for each text that differs, the difference of the logits of the two tokens at its first
+            difference, by one forward over the text before it.
     """
 
     method: str
@@ -133,6 +135,7 @@ class Row:
     by_turn: Mapping[int, Figures] = field(default_factory=dict)
     left_out: str = ""
     exact: bool = True
+    gaps: Sequence[float] = ()
 
     @property
     def lossless(self) -> bool | None:
