@@ -62,6 +62,8 @@ treeopt export tree.yaml --for medusa -o choices.py
 treeopt export --for vllm --calibration calibration.safetensors --profile profile.yaml
 # a list of paths
 treeopt import choices.py -o tree.yaml
+# a growmap of Sequoia
+treeopt import growmap.pt
 # the built-in model with a published tree
 treeopt validate --tree mc_sim_7b_63 --limit 8
 # exit with 6 below a speedup
