@@ -24,8 +24,8 @@ from treeopt.cli.app import COMMANDS
 from treeopt.cli.configuration import COMMON
 from treeopt.cli.console import Console
 from treeopt.cli.generate_command import _streamed
-from treeopt.cli.help_text import QUIET_LIBRARIES, Shown
 from treeopt.cli.numbers import SEED, FiniteRange, Temperature
+from treeopt.cli.terminal import QUIET_LIBRARIES
 from treeopt.decode.stream import Piece
 from treeopt.errors import Code, TreeoptError
 
@@ -248,7 +248,7 @@ def test_remedies_name_options_that_exist() -> None:
 def test_verbose_prints_messages_of_libraries(log: logging.Logger) -> None:
     """Our library's messages of every level go to standard error, and transformers prints its own."""
     with CliRunner().isolation() as (_, err, _):
-        Console(False, shown=Shown(verbose=True))
+        Console(False, verbose=True)
         logging.getLogger("treeopt.decode").debug("a detail")
     assert b"a detail" in err.getvalue()
     assert os.environ["TRANSFORMERS_VERBOSITY"] == "info"
@@ -270,8 +270,8 @@ def test_quiet_and_verbose_exclude_each_other() -> None:
 
 def test_no_progress_leaves_notes(capsys: pytest.CaptureFixture[str]) -> None:
     """The lines of progress are left out, other notes are not."""
-    for shown, expected in ((Shown(), "build 1/1 100% 0 s left  \nnote\n"), (Shown(no_progress=True), "note\n")):
-        console = Console(False, shown=shown)
+    for no_progress, expected in ((False, "build 1/1 100% 0 s left  \nnote\n"), (True, "note\n")):
+        console = Console(False, no_progress=no_progress)
         with console.progress("build") as progress:
             progress(1, 1, "")
         console.note("note")

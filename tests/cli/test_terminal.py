@@ -157,7 +157,7 @@ def test_closed_output_is_an_error(arguments: list[str], status: int, number: st
 
 def test_unknown_command_names_the_close_ones() -> None:
     """A misspelt command is answered with the ones that are spelt alike."""
-    assert "Did you mean build?" in run("bild").stderr
+    assert "Did you mean 'build'?" in run("bild").stderr
     assert "Did you mean" not in run("xyzzy").stderr
     assert run("bild").returncode == run("xyzzy").returncode == 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import io
 import os
@@ -11,9 +10,8 @@ from typing import Any
 
 import click
 
-from treeopt.cli.help_text import QUIET_LIBRARIES
 from treeopt.cli.processes import PROGRAM, follows
-from treeopt.cli.terminal import closed_output, echo, echo_json, escape_unencodable
+from treeopt.cli.terminal import QUIET_LIBRARIES, closed_output, echo, echo_json, escape_unencodable
 from treeopt.errors import TreeoptError, system_error
 from treeopt.version import VERSION
 
@@ -65,38 +63,14 @@ _QUIET = {**QUIET_LIBRARIES, "TOKENIZERS_PARALLELISM": "false"}
 _EXIT_PIPE = 141  # the status that shells report for a program ended by a closed pipe
 
 
-class _ReaderClosed(Exception):
-    """The reader of standard output closed the pipe; click would exit with 1, the status of bugs."""
-
-
 class LazyGroup(click.Group):
     """A group of commands whose names and help lines are known without importing them."""
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **settings: Any) -> click.Context:
-        """As in click, which prints `--help` here; a closed pipe raises `_ReaderClosed`."""
-        given = tuple(args)
-        try:
-            context = super().make_context(info_name, args, *more, **settings)
-            context.meta[PROGRAM] = run, given
-            return context
-        except BrokenPipeError as error:
-            raise _ReaderClosed from error
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """As in click, which runs commands here; a closed pipe raises `_ReaderClosed`."""
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError as error:
-            raise _ReaderClosed from error
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As in click; for an unknown name, similar names are suggested."""
-        near = difflib.get_close_matches(args[0], COMMANDS, n=2)
-        if args[0] not in COMMANDS and near:
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(near)}?")
-        return super().resolve_command(ctx, args)
+        """As in click; `treeopt.cli.processes` starts others with these arguments."""
+        context = super().make_context(info_name, list(args), *more, **settings)
+        context.meta[PROGRAM] = run, tuple(args)
+        return context
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -114,7 +88,11 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(f"{name:{width}}", what) for name, what in commands.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "TREEOPT"})
+@click.group(
+    cls=LazyGroup,
+    commands=[click.Command(name) for name in COMMANDS],  # of a misspelled name, click suggests one of these
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "TREEOPT"},
+)
 @click.version_option(VERSION, prog_name="treeopt", allow_from_autoenv=False)
 def program() -> None:
     """Measure a drafter, build the best tree for it, and decode with it, losslessly.
@@ -138,7 +116,7 @@ def run() -> None:
     escape_unencodable()
     status = 0
     try:
-        status = program.main(standalone_mode=False)
+        status = _called()
         sys.stdout.flush()
     except click.ClickException as error:
         if follows():
@@ -146,12 +124,11 @@ def run() -> None:
         elif "--json" in sys.argv:
             echo_json({"error": "usage", "what": error.format_message(), "exit_status": error.exit_code}, err=True)
         else:
-            _say_usage(error)
+            shown = io.StringIO()
+            error.show(file=shown)
+            echo(shown.getvalue(), err=True, end="")  # control characters are escaped
         sys.exit(error.exit_code)
-    except click.Abort as error:
-        cause = error.__cause__
-        raise (cause if isinstance(cause, KeyboardInterrupt) else KeyboardInterrupt()) from None
-    except (_ReaderClosed, BrokenPipeError):  # such as `treeopt list | head`
+    except BrokenPipeError:  # such as `treeopt list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # buffered output is discarded
         sys.exit(_EXIT_PIPE)
     except (OSError, TreeoptError) as error:  # such as `treeopt list > /dev/full`: raised when the buffer is flushed
@@ -159,18 +136,23 @@ def run() -> None:
         if known is None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(status, int) and status:
+        if status:
             sys.exit(status)  # the command has printed its error
         if "--json" in sys.argv:
             echo_json(known.as_dict(), err=True)
         else:
             echo(str(known), err=True)
         sys.exit(known.exit_status)
-    sys.exit(status if isinstance(status, int) else 0)
+    sys.exit(status)
 
 
-def _say_usage(error: click.ClickException) -> None:
-    """Print click's message, with control characters escaped."""
-    shown = io.StringIO()
-    error.show(file=shown)
-    echo(shown.getvalue(), err=True, end="")
+def _called() -> int:
+    """Call the program as click does, but for its own handling of Ctrl-C and closed pipes; returns the status."""
+    if "_TREEOPT_COMPLETE" in os.environ:  # by a shell
+        program.main(prog_name="treeopt")
+    try:
+        with program.make_context("treeopt", sys.argv[1:]) as context:
+            program.invoke(context)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    return 0

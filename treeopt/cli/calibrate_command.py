@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.checks import check_belongs, check_inputs, check_suffix
+import treeopt
+from treeopt.cli.checks import check_belongs, check_inputs
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command, skipped_text
 from treeopt.cli.drafters import (
@@ -26,44 +27,30 @@ from treeopt.cli.drafters import (
     warn_other_drafter,
 )
 from treeopt.cli.facts import Column, Table, percent, picked
-from treeopt.cli.learn_command import (
-    announce_learning,
-    chain_parts,
-    learned_as_dict,
-    reliability_text,
-    report_learned,
-)
+from treeopt.cli.learn_command import announce_learning, chain_parts, learned_as_dict, reliability_text, report_learned
 from treeopt.cli.numbers import SEED, Temperature
-from treeopt.cli.options import (
-    check_outputs,
-    chosen_prompts,
-    force_option,
-    load_models,
-    model_options,
-    prompt_options,
-    say_prompts,
-)
-from treeopt.cli.processes import nproc_option
+from treeopt.cli.options import check_outputs, chosen_prompts, load_models, model_options, prompt_options, say_prompts
 from treeopt.cli.work_options import (
     batch_option,
     batch_settings,
     ending_work,
     name_shard,
     open_work,
-    resume_option,
     shard_option,
+    work_options,
 )
 from treeopt.defaults import CALIBRATION_FILE, DEFAULT_TOP_K, HEADS, KINDS, MODEL, NGRAM
 from treeopt.errors import Code, TreeoptError, counted
 
 if TYPE_CHECKING:
+    from treeopt.calibrate.job import CalibrationOptions
     from treeopt.calibrate.results import CalibrationRun
-    from treeopt.drafter import Drafter
-    from treeopt.drafting.learn import Learning
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
     from treeopt.runs.shards import AnswerShard
     from treeopt.texts.prompts import PromptSet
+
+    Given = tuple[Base, LoadedHeads | None, PromptSet, CalibrationOptions]
 
 
 @command("calibrate")
@@ -86,105 +73,84 @@ if TYPE_CHECKING:
 @click.option("--seed", type=SEED, default=0, help="Of sampling.")
 @batch_option
 @shard_option
-@nproc_option
-@resume_option
-@force_option
+@work_options
 @click.option("-o", "--output", default=CALIBRATION_FILE, help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Measure how often a drafter's guesses are right, on the base model's answers to prompts.
 
-    The model answers every prompt greedily. Then one pass over the answers ranks each token under each head, or at each
-    level of a drafter. The output holds these ranks, from which any tree can be built and replayed exactly.
+    One pass over the answers ranks each token under each head, or at each level of a drafter. The output holds these
+    ranks, from which any tree can be built and replayed exactly; of sampled answers (--temperature) also the model's
+    probability of each candidate.
 
-    With --temperature above 0 the answers are sampled, and the output also holds the model's probability of each
-    candidate: tokens per step are then sums of probabilities, with a smaller error than counts.
+    With --drafter heads+ngram, ngram, model or model+ngram a drafter is learned from the prompts, and written beside
+    the output (see `treeopt learn`). Each answer is traced by one that was learned from other prompts.
 
-    With --drafter heads+ngram, ngram or model+ngram the model samples more text for the same prompts, and a drafter is
-    learned from all of it (see `treeopt learn`). Each answer is traced by a drafter that was learned from other
-    prompts. With --draft (--drafter model) a smaller model drafts, whose probabilities are fitted to the answers. The
-    drafter is written beside the output.
-
-    Prompts with `turns` (MT-bench, Spec-Bench) are answered turn by turn. Without a chat template the turns are joined
-    by newlines. With --responses only the first turn is scored.
-
-    Finished batches are stored in OUTPUT.partial, from which --resume continues an interrupted run. With --shard i/n
-    the output holds the traces of one part of the batches; `treeopt merge` joins all parts to the same bytes.
+    Prompts with `turns` are answered turn by turn. Finished batches are stored in OUTPUT.partial, for --resume. With
+    --shard i/n the output holds a part of the traces, which `treeopt merge` joins with the others.
     """
     name_shard(options)
     batches = batch_settings(console, options)
-    scored = options["responses"] is not None
     chosen = chosen_drafter(options)
     name = _prompts_of(options)
     learning, drafter_file = _drafting(chosen, options)
     work = open_work(options)
-    given = _load(console, options, name, chosen, None if learning is not None else drafter_file)
-    if drafter_file is None:
-        warn_no_trees(console, given.base, "its traces are of use in other engines only")
-    else:
-        from treeopt.verify.probe import check_trees
-
-        check_trees(given.base)
-    if learning is not None:
-        announce_learning(console, learning, given.prompts, options["max_new_tokens"], given=scored)
-    names = ("max_new_tokens", "temperature", "seed", "chat_template", "shard")
-    made = {**batches, **{name: options[name] for name in names}}
-    made |= {"draft": given.draft, "responses": scored, "work": work}
-    made["steps"] = drafter_file is not None and options["kind"] != "static"
-    from treeopt.calibrate.job import CalibrationOptions, job_of
+    check_inputs()
+    from treeopt.calibrate.job import job_of
     from treeopt.calibrate.pipeline import answer_shard, calibrate
     from treeopt.runs.shards import AnswerShard
+    from treeopt.verify.probe import check_trees
 
-    inputs = (given.base, given.loaded, given.prompts, CalibrationOptions(**made))
+    drafter = treeopt.load_drafter(drafter_file) if drafter_file is not None and learning is None else None
+    steps = drafter_file is not None and options["kind"] != "static"
+    given = _load(console, options, name, chosen, drafter, {**batches, "work": work, "steps": steps})
+    base, _, prompts, settings = given
+    if drafter_file is None:
+        warn_no_trees(console, base, "its traces are of use in other engines only")
+    else:
+        check_trees(base)
+    if learning is not None:
+        announce_learning(console, learning, prompts, options["max_new_tokens"], given=settings.responses)
     with ending_work(console, work):
         with console.progress("calibrate") as progress:
-            job = job_of(*inputs, drafter=given.drafter, learning=learning, progress=progress)
-            run = answer_shard(job) if learning is not None and options["shard"] is not None else calibrate(job)
+            job = job_of(*given, drafter=drafter, learning=learning, progress=progress)
+            run = answer_shard(job) if learning is not None and settings.shard is not None else calibrate(job)
         if run is None:
             return
         _save(run, drafter_file, options, console.configuration)
         work.remove()
     if isinstance(run, AnswerShard):
         _report_answers(console, run, options["output"])
-        return
-    if run.learned is not None:
-        report_learned(console, run.learned, run.calibration.positions)
-    if given.draft is not None:
-        from treeopt.optimize.chains import predict_chains
-
-        console.report(*chain_parts(predict_chains(run.calibration, 0.0)))
-    report_calibration(console, run, options["output"], drafter_file if run.learned is not None else None)
+    else:
+        _report(console, run, options["output"], drafter_file, drafts=job.draft is not None)
 
 
 command = run
 
 
-@dataclasses.dataclass(frozen=True)
-class _Given:
-    """What the options name."""
-
-    prompts: PromptSet
-    base: Base
-    loaded: LoadedHeads | None
-    drafter: Drafter | None
-    draft: Base | None
-
-
-def _load(console: Console, options: dict[str, Any], prompts: str, chosen: str, drafter_file: str | None) -> _Given:
-    """Load prompts, models and the drafter, and print their names and what does not belong together."""
-    from treeopt.files.drafters import load_drafter
+def _load(
+    console: Console,
+    options: dict[str, Any],
+    name: str,
+    chosen: str,
+    drafter: treeopt.Drafter | None,
+    more: dict[str, Any],
+) -> Given:
+    """Load prompts and models, and print their names and what does not belong together."""
+    from treeopt.calibrate.job import CalibrationOptions
     from treeopt.texts.prompts import load_prompts
 
-    check_inputs()
     scored = options["responses"] is not None
-    found = load_prompts(prompts, skip=options["skip"], limit=options["limit"], answers=scored)
-    drafter = None if drafter_file is None else load_drafter(drafter_file)
+    prompts = load_prompts(name, skip=options["skip"], limit=options["limit"], answers=scored)
     with_heads = chosen not in (NGRAM, *WITH_DRAFT) and uses_heads(options, chosen, drafter)
     base, loaded = load_models(console, options, with_heads=with_heads)
     draft = load_draft_model(console, options, base, drafter)
     warn_other_drafter(console, drafter, base, loaded, draft)
-    _warn_known(console, drafter, found)
-    say_prompts(console, found)
-    return _Given(found, base, loaded, drafter, draft)
+    if drafter is not None:
+        _warn_known(console, drafter, prompts)
+    say_prompts(console, prompts)
+    names = ("max_new_tokens", "temperature", "seed", "chat_template", "shard")
+    made = {name: options[name] for name in names}
+    return base, loaded, prompts, CalibrationOptions(draft=draft, responses=scored, **made, **more)
 
 
 def _prompts_of(options: dict[str, Any]) -> str:
@@ -193,12 +159,11 @@ def _prompts_of(options: dict[str, Any]) -> str:
     if scored and options["prompts"] is not None:
         raise click.UsageError("give either --prompts or --responses")
     check_belongs(("temperature",), "generated answers, not to --responses", not scored)
-    check_outputs(options, options["output"])
-    check_suffix(options["output"], ".safetensors")
+    check_outputs(options, options["output"], suffixes=(".safetensors",))
     return options["responses"] if scored else chosen_prompts(options)
 
 
-def _drafting(name: str, options: dict[str, Any]) -> tuple[Learning | None, str | None]:
+def _drafting(name: str, options: dict[str, Any]) -> tuple[treeopt.Learning | None, str | None]:
     """How a drafter is learned, if one is; and the drafter's file, to read or to write; None for the heads alone."""
     from treeopt.files.drafters import SCHEMA
     from treeopt.files.tensors import unedited_schema
@@ -215,10 +180,8 @@ def _drafting(name: str, options: dict[str, Any]) -> tuple[Learning | None, str 
     if options["shard"] is not None and options["responses"] is not None:
         raise click.UsageError("--shard divides the answers that are generated: leave it out with --responses")
     check_inputs()
-    from treeopt.drafting.learn import Learning
-
     made = {"tokens": options["learn_tokens"], "seed": options["seed"], "levels": options["levels"]}
-    return Learning(**made, ngram=name in WITH_TABLE), file
+    return treeopt.Learning(**made, ngram=name in WITH_TABLE), file
 
 
 def _save(
@@ -229,7 +192,6 @@ def _save(
 ) -> None:
     """Write the learned drafter, if any, and the calibration, which names its drafter's file."""
     from treeopt.files.calibrations import save_calibration
-    from treeopt.files.drafters import load_drafter, save_drafter
     from treeopt.runs.shards import AnswerShard, save_answers, save_shard
 
     if isinstance(run, AnswerShard):
@@ -238,13 +200,12 @@ def _save(
         return
     if run.learned is not None:
         assert drafter_file is not None
-        drafter, overwrite = run.learned.drafter, options["force"]
-        if options["resume"] and Path(drafter_file).exists():  # it was written before the run was stopped
-            if load_drafter(drafter_file).id != drafter.id:
-                fix = "move it away; the same command with --resume continues"
-                raise TreeoptError(Code.FILE_EXISTS, f"{drafter_file} is the drafter of another run", fix=fix)
-            overwrite = True
-        save_drafter(with_configuration(drafter, configuration), drafter_file, overwrite=overwrite)
+        drafter, written = run.learned.drafter, options["resume"] and Path(drafter_file).exists()
+        if written and treeopt.load_drafter(drafter_file).id != drafter.id:  # else written before the run was stopped
+            fix = "move it away; the same command with --resume continues"
+            raise TreeoptError(Code.FILE_EXISTS, f"{drafter_file} is the drafter of another run", fix=fix)
+        made = with_configuration(drafter, configuration)
+        treeopt.save_drafter(made, drafter_file, overwrite=options["force"] or written)
     provenance = dataclasses.replace(run.calibration.provenance, drafter=drafter_file or "")
     calibration = dataclasses.replace(run.calibration, provenance=provenance)
     calibration = with_configuration(calibration, configuration)
@@ -255,30 +216,34 @@ def _save(
     save_calibration(calibration, options["output"], overwrite=options["force"])
 
 
-def _warn_known(console: Console, drafter: Drafter | None, prompts: PromptSet) -> None:
-    """Warn where a drafter was learned from these prompts."""
-    if drafter is None:
-        return
+def _warn_known(console: Console, drafter: treeopt.Drafter, prompts: PromptSet) -> None:
     first, last = drafter.source.get("rows", (0, -1))
     known = prompts.sha256 in drafter.source.get("prompts", {})
     if known and first <= prompts.prompts[-1].row and prompts.prompts[0].row <= last:
         console.warn(
             "warning: the drafter was learned from these prompts, so its figures here are higher than on other prompts "
-            f"(--drafter {drafter.name} traces each text by a drafter that was learned "
-            "without it)"
+            f"(--drafter {drafter.name} traces each text by a drafter that was learned without it)"
         )
+
+
+def _report(console: Console, run: CalibrationRun, output: str, drafter_file: str | None, *, drafts: bool) -> None:
+    if run.learned is not None:
+        report_learned(console, run.learned, run.calibration.positions)
+    if drafts:
+        from treeopt.optimize.chains import predict_chains
+
+        console.report(*chain_parts(predict_chains(run.calibration, 0.0)))
+    report_calibration(console, run, output, drafter_file if run.learned is not None else None)
 
 
 _SHOWN_RANKS = 4
 
 
 def report_calibration(console: Console, run: CalibrationRun, output: str, drafter_output: str | None) -> None:
-    """Print a calibration's accuracies, or its JSON."""
     from treeopt.optimize.per_step import calibration_error
 
     calibration, learned = run.calibration, run.learned
     top_k = min(DEFAULT_TOP_K, calibration.top_k)
-    accuracy, errors = calibration.accuracy[:, :top_k], calibration.standard_error(1)[:, 0]
     console.report(
         _accuracy(run, top_k),
         *_counts(run),
@@ -299,8 +264,8 @@ def report_calibration(console: Console, run: CalibrationRun, output: str, draft
             "skipped_prompts": run.skipped,
             "top_k": top_k,
             "target_ranks": None if calibration.target is None else calibration.target.ranks,
-            "accuracy": accuracy,
-            "standard_error_top_1": errors,
+            "accuracy": calibration.accuracy[:, :top_k],
+            "standard_error_top_1": calibration.standard_error(1)[:, 0],
             "drafter": calibration.provenance.drafter_id or HEADS,
             "learned": None if learned is None else learned_as_dict(learned),
             "calibration_error": None if calibration.steps is None else calibration_error(calibration),
@@ -348,7 +313,6 @@ def _counts(run: CalibrationRun) -> Iterator[str]:
 
 
 def _report_answers(console: Console, part: AnswerShard, output: str) -> None:
-    """Print what a shard of answers holds."""
     lengths = [length for arrays, _ in part.chunks.values() for length in arrays["lengths"].tolist()]
     counts = {"answers": len(lengths), "tokens": sum(lengths), "batches": len(part.chunks)}
     texts = f"{counted(len(lengths), 'answer')}, {counts['tokens']} tokens"

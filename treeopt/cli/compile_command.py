@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from treeopt.cli.checks import check_suffix
+import treeopt
 from treeopt.cli.console import Console, command
+from treeopt.cli.facts import picked
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.files.outputs import BUFFERS
 
@@ -21,12 +22,9 @@ def run(console: Console, tree: str, output: str | None, force: bool) -> None:
 
     A tree of a drafter other than `heads` is refused: its ranks are not those of the heads.
     """
-    from treeopt.files.trees import load_tree
-
     target = f"{Path(tree).stem}.safetensors" if output is None else output
-    record = load_tree(tree)  # before the output is checked, because an invalid tree is the first error
-    check_outputs({"tree": tree, "force": force}, target, kind=BUFFERS)
-    check_suffix(target, ".safetensors")
+    record = treeopt.load_tree(tree)  # before the output is checked, because an invalid tree is the first error
+    check_outputs({"tree": tree, "force": force}, target, kind=BUFFERS, suffixes=(".safetensors",))
     from treeopt.verify.buffers import BUFFER_NAMES, compile_tree, save_buffers
 
     buffers = compile_tree(record)
@@ -35,9 +33,7 @@ def run(console: Console, tree: str, output: str | None, force: bool) -> None:
     for name, shape in shapes.items():
         console.say(f"{name:17} {str(getattr(buffers, name).dtype).removeprefix('torch.'):6} {shape}")
     console.note(f"wrote {target}")
-    console.result(
-        {"nodes": record.nodes, "depth": record.depth, "top_k": buffers.top_k, "shapes": shapes, "output": target}
-    )
+    console.result({**picked(record, "nodes", "depth"), "top_k": buffers.top_k, "shapes": shapes, "output": target})
 
 
 command = run

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -19,7 +21,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import DEFAULTS, NO_COMMANDS, command_lines
 
 if TYPE_CHECKING:
-    from treeopt.files.strict_yaml import Document, Where
+    from treeopt.files.strict_yaml import Where
 
 COMMON = ("config", "json", "quiet", "verbose", "no_progress", "debug")  # parameters that every command has
 
@@ -69,11 +71,7 @@ def variable_of(context: click.Context, option: click.Option) -> str:
 def name_variables(context: click.Context) -> None:
     """Give each option the variable of its name, where click would take that of its parameter in Python."""
     for one in context.command.params:
-        if (
-            isinstance(one, click.Option)
-            and one.name != option_name(one).replace("-", "_")
-            and one.opts[-1][:2] == "--"
-        ):
+        if isinstance(one, click.Option):
             one.envvar, one.allow_from_autoenv = variable_of(context, one), False
 
 
@@ -97,14 +95,20 @@ def is_given(context: click.Context, name: str) -> bool:
 
 
 def configuration_of(context: click.Context) -> dict[str, dict[str, Any]]:
-    """The options that are given, by the name of the command, and the others, without `NOT_STORED` and empty values."""
+    """The options that are given, by the name of the command, and the others, without `NOT_STORED` and empty values.
+
+    Values under `defaults` of a file count as given where they are the defaults of another version.
+    """
     given: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
     for one in context.command.params:
-        value = _stored(context.params.get(str(one.name)))
-        if one.name not in NOT_STORED and value not in (None, [], ""):
-            stated = is_given(context, str(one.name)) and not _is_unset(one, value)
-            (given if stated else defaults)[option_name(one)] = value
+        name, value = str(one.name), context.params.get(str(one.name))
+        if name in NOT_STORED or value in (None, (), ""):
+            continue
+        stated = is_given(context, name)
+        if not stated and name in context.meta.get(_DEFAULTED, ()):
+            stated = value != (False if _is_unset(one, False) else one.process_value(context, one.default))
+        (given if stated and not _is_unset(one, value) else defaults)[option_name(one)] = _stored(value)
     stored = {command_name(context) or str(context.command.name): given}
     return stored | ({DEFAULTS: defaults} if defaults else {})
 
@@ -114,16 +118,13 @@ def command_line(context: click.Context) -> str:
 
     The options of the environment and of the file of --config are in it; `NOT_STORED` and defaults are not.
     """
-    name, defaults = command_name(context) or str(context.command.name), context.meta.get(_DEFAULTED, ())
-    given, arguments = dict(configuration_of(context)[name]), []
-    for one in context.command.params:
-        key, value = option_name(one), context.params.get(str(one.name))
-        if isinstance(one, click.Argument):
-            arguments.append(key)
-        # Those under `defaults` count as not given, but may be the defaults of another version.
-        if one.name in defaults and one.name not in NOT_STORED and value != _default(context, one):
-            given[key] = _stored(value)
-    [line] = command_lines({name: given}, "--json", arguments=arguments)
+    return typed_line(context.command, configuration_of(context), "--json")
+
+
+def typed_line(command: click.Command, configuration: Mapping[str, Mapping[str, Any]], *more: str) -> str:
+    """The one command of a configuration as a line that can be typed."""
+    arguments = [option_name(one) for one in command.params if isinstance(one, click.Argument)]
+    [line] = command_lines(configuration, *more, arguments=arguments)
     return line
 
 
@@ -137,18 +138,6 @@ def with_configuration(record: R, configuration: Mapping[str, Any]) -> R:
         origin = dataclasses.replace(origin, configuration=configuration)
     made: R = dataclasses.replace(cast(Any, record), **{name: origin})
     return made
-
-
-def config_option(function: Any) -> Any:
-    """`--config FILE` of every command."""
-    return click.option(
-        "--config", metavar="FILE", is_eager=True, expose_value=False, callback=_read, help="Options from a YAML file."
-    )(function)
-
-
-def _default(context: click.Context, parameter: click.Parameter) -> Any:
-    """The default of a parameter, which click has no value for where it is a flag."""
-    return False if _is_unset(parameter, False) else parameter.type_cast_value(context, parameter.default)
 
 
 def _is_unset(parameter: click.Parameter, value: Any) -> bool:
@@ -176,7 +165,7 @@ def _read(context: click.Context, _option: click.Parameter, path: str | None) ->
     faults: Faults = []
     found: dict[str, Any] = {}
     defaulted: set[str] = set()
-    for where, parameter, value in _entries(context, document, place, faults):
+    for where, parameter, value in _entries(context, functools.reduce(operator.getitem, place, document.data), faults):
         try:
             typed = _typed(parameter, value)
             parameter.process_value(context, typed)
@@ -185,54 +174,56 @@ def _read(context: click.Context, _option: click.Parameter, path: str | None) ->
         else:
             found[str(parameter.name)] = typed
             (defaulted.add if DEFAULTS in where else defaulted.discard)(str(parameter.name))
-    if not found and not faults:
+    if faults:
+        raise faults_error(document, "configuration", [((*place, *where), what) for where, what in faults])
+    if not found:
         what = f"{path} has no option of treeopt {command_name(context)}"
         raise TreeoptError(
             Code.FILE_INVALID, what, at=document.at(place), fix="treeopt show FILE --options shows the form"
         )
-    if faults:
-        raise faults_error(document, "configuration", faults)
     context.meta[_DEFAULTED] = defaulted
     context.default_map = found
 
 
+config_option = click.option(
+    "--config", metavar="FILE", is_eager=True, expose_value=False, callback=_read, help="Options from a YAML file."
+)
+
+
 def _entries(
-    context: click.Context, document: Document, place: Where, faults: Faults
+    context: click.Context, data: Mapping[Any, Any], faults: Faults
 ) -> Iterator[tuple[Where, click.Parameter, Any]]:
     """Place, parameter and value of each option for this command, those of its section last; else a fault."""
-    data = document.data
-    for key in place:
-        data = data[key]
-    known = {option_name(one): one for one in context.command.params if one.name not in (*COMMON, "help")}
-    name = command_name(context) or str(context.command.name)
+    known, name = _settable(context.command), command_name(context) or str(context.command.name)
     common = {key: value for key, value in data.items() if not isinstance(value, dict)}
     sections = {key: _present(value, known) for key, value in data.items() if isinstance(value, dict)}
     defaults = {one: sections.pop(one, {}) for one in NO_COMMANDS}[DEFAULTS]
-    for key, value in defaults.items():
-        if key in known and name in sections:  # else they are those of another command
-            yield (*place, DEFAULTS, key), known[key], value
-    others = _other_options(context.find_root()) if set(common) - set(known) or set(sections) - {name} else {}
-    for key, value in common.items():
-        if key in known:
-            yield (*place, key), known[key], value
-        elif all(key not in options for options in others.values()):
-            faults.append(((*place, key), _unknown(key, known, "no command has this option")))
+    if name not in sections:
+        defaults = {}  # those of another command
+    own = sections.pop(name, {})
+    others = _commands(context.find_root()) if sections or set(common) - set(known) else {}
+    elsewhere = {key for one in others.values() for key in _settable(one)}
     for section in sections:
-        if section not in {name, *others}:
-            faults.append(((*place, section), _unknown(section, others, "there is no such command")))
-    for key, value in sections.get(name, {}).items():
-        if key in known:
-            yield (*place, name, key), known[key], value
-        else:
-            faults.append(((*place, name, key), _unknown(key, known, f"treeopt {name} has no such option")))
+        if section not in others:
+            faults.append(((section,), _unknown(section, others, "there is no such command")))
+    for where, options, ignored, wrong in (
+        ((DEFAULTS,), defaults, {*defaults}, ""),
+        ((), common, elsewhere, "no command has this option"),
+        ((name,), own, set(), f"treeopt {name} has no such option"),
+    ):
+        for key, value in options.items():
+            if key in known:
+                yield (*where, key), known[key], value
+            elif key not in ignored:
+                faults.append(((*where, key), _unknown(key, known, wrong)))
 
 
 def _present(section: Mapping[Any, Any], known: Mapping[str, Any]) -> dict[Any, Any]:
     """A section with the present names of options, where the command has them and not the old ones."""
     found: dict[Any, Any] = {}
     for key, value in section.items():
-        new = RENAMED.get(key, key) if key not in known else key
-        if new == key or new not in known:
+        new = RENAMED.get(key, key)
+        if key in known or new not in known:
             found[key] = value
         elif key != "top-k":
             found[new] = value
@@ -241,37 +232,31 @@ def _present(section: Mapping[Any, Any], known: Mapping[str, Any]) -> dict[Any, 
     return found
 
 
-def _other_options(program: click.Context) -> dict[str, set[str]]:
-    """The names of the options of each command that a file can set."""
-    return {name: _settable(one) for name, one in _commands(program.command, program)}
+def _settable(command: click.Command) -> dict[str, click.Parameter]:
+    """The parameters that a file can set, by the names of their options."""
+    return {option_name(one): one for one in command.params if one.name not in (*COMMON, "help")}
 
 
-def _settable(command: click.Command) -> set[str]:
-    return {option_name(one) for one in command.params if one.name not in (*COMMON, "help")}
-
-
-def _commands(group: click.Command, context: click.Context, above: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Every command below a group, by its name without that of the program."""
+def _commands(context: click.Context, group: click.Command | None = None, above: str = "") -> dict[str, click.Command]:
+    """Every command of a program, by its name without that of the program."""
+    group = context.command if group is None else group
     if not isinstance(group, click.Group):
-        return
+        return {above.strip(): group}
+    found: dict[str, click.Command] = {}
     for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        if isinstance(command, click.Group):
-            yield from _commands(command, context, f"{above}{name} ")
-        elif command is not None:
-            yield f"{above}{name}", command
+        found |= _commands(context, group.get_command(context, name), f"{above}{name} ")
+    return found
 
 
 def command_named(name: str) -> click.Command:
     """The command of a name such as `heads convert`."""
-    context = click.get_current_context().find_root()
-    found = dict(_commands(context.command, context))
+    found = _commands(click.get_current_context().find_root())
     if name not in found:
         raise TreeoptError(Code.FILE_INVALID, f"this version of treeopt has no command {name!r}")
     return found[name]
 
 
-def _unknown(key: str, known: Mapping[str, Any], what: str) -> str:
+def _unknown(key: str, known: Iterable[str], what: str) -> str:
     near = difflib.get_close_matches(key, known, n=2)
     return what + (f"; did you mean {' or '.join(near)}?" if near else "")
 
@@ -282,29 +267,19 @@ def _typed(parameter: click.Parameter, value: Any) -> Any:
         if not isinstance(value, bool):
             raise ValueError(f"{value!r} is not true or false")
         return value
-    if _several(parameter):
+    if parameter.multiple or parameter.nargs == -1:
         return [_one_typed(parameter, one) for one in (value if isinstance(value, list) else [value])]
     return _one_typed(parameter, value)
 
 
 def _one_typed(parameter: click.Parameter, value: Any) -> str:
     """One value as it would be typed; a number in quotes is a text, which an option of numbers does not take."""
-    typed = _scalar(value)
-    if isinstance(value, str) and isinstance(parameter.type(typed, parameter), (int, float)):
-        raise ValueError(f"{value!r} is a text, and the option takes a number: write it without quotes")
-    return typed
-
-
-def _several(parameter: click.Parameter) -> bool:
-    """Whether a parameter takes any number of values."""
-    return parameter.multiple or parameter.nargs == -1
-
-
-def _scalar(value: Any) -> str:
     if isinstance(value, (list, dict)):
         raise ValueError("takes one value")
     if value is None:
         raise ValueError("has no value: without the key the default is used")
     if isinstance(value, bool):
         raise ValueError(f"{str(value).lower()} is not a value of this option; write a text in quotes")
+    if isinstance(value, str) and isinstance(parameter.type(value, parameter), (int, float)):
+        raise ValueError(f"{value!r} is a text, and the option takes a number: write it without quotes")
     return str(value)

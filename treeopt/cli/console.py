@@ -17,11 +17,19 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from treeopt.cli.checks import input_names, made_of
-from treeopt.cli.configuration import configuration_of, name_variables, unknown_variables, variable_of
+from treeopt.cli.configuration import (
+    COMMON,
+    command_name,
+    config_option,
+    configuration_of,
+    name_variables,
+    unknown_variables,
+    variable_of,
+)
+from treeopt.cli.examples import EXAMPLES
 from treeopt.cli.facts import Part, keyed, lines
-from treeopt.cli.help_text import Shown, common_options, show_messages, shown_by, write_examples, write_options
 from treeopt.cli.processes import follows, is_passed_on, join_team
-from treeopt.cli.terminal import bar, echo, echo_json, heartbeat, printable_cell
+from treeopt.cli.terminal import bar, echo, echo_json, heartbeat, printable_cell, show_messages
 from treeopt.errors import EXIT_BUG, TreeoptError, counted, error_of, system_error
 from treeopt.files.configurations import MADE_BY
 from treeopt.progress import Progress, silent
@@ -40,21 +48,22 @@ class Console:
         as_json: bool,
         quiet: bool = False,
         configure: Callable[[], Mapping[str, Any]] = dict,
-        shown: Shown | None = None,
+        *,
+        verbose: bool = False,
+        no_progress: bool = False,
     ) -> None:
         silenced = follows()
         self._warnings: list[str] = []
         self._data: dict[str, Any] = {}
         self._configure = configure
         self.made_with: dict[str, Any] = {}  # what a run knows of its machine: stored in the configuration
-        self.shown = Shown(quiet) if shown is None else shown
-        quiet = self.shown.quiet
-        if (self.shown.verbose or (sys.stderr and sys.stderr.isatty())) and not (quiet or silenced):
-            show_messages(self.shown)
+        if (verbose or (sys.stderr and sys.stderr.isatty())) and not (quiet or silenced):
+            show_messages(verbose=verbose)
         self.for_people = not (as_json or silenced)
         self.for_programs = as_json and not silenced
         self.notes = True  # `treeopt reproduce` prints none of the command that it runs
         self.quiet = quiet or not self.for_people  # with --json only the result and errors are printed
+        self.no_progress = no_progress
 
     @functools.cached_property
     def configuration(self) -> dict[str, Any]:
@@ -67,7 +76,6 @@ class Console:
         return {**found, MADE_BY: {**found.get(MADE_BY, {}), **self.made_with}} if self.made_with else found
 
     def say(self, text: str = "") -> None:
-        """Print a line of the result, unless --json is given."""
         if self.for_people:
             echo(text)
 
@@ -121,7 +129,7 @@ class Console:
     @contextmanager
     def progress(self, name: str) -> Iterator[Progress]:
         """A callback (done, total, note): a bar on a terminal, regular lines elsewhere."""
-        if self.quiet or self.shown.no_progress:
+        if self.quiet or self.no_progress:
             yield silent
         elif sys.stderr and sys.stderr.isatty():
             with bar(name) as update:
@@ -137,12 +145,14 @@ class Command(click.Command):
         self._check_given(ctx)
         options, inputs = configuration_of(ctx), input_names(ctx)
         as_json, debug = ctx.params.pop("json"), ctx.params.pop("debug")
-        shown = shown_by(ctx.params)
-        ctx.params["console"] = Console(as_json, configure=lambda: options | made_of(inputs), shown=shown)
-        ctx.params["console"].notes = ctx.meta.get(RAISING, True)
+        shown = {name: ctx.params.pop(name) for name in ("quiet", "verbose", "no_progress")}
+        if shown["quiet"] and shown["verbose"]:
+            raise click.UsageError("give either --quiet or --verbose")
+        console = ctx.params["console"] = Console(as_json, configure=lambda: options | made_of(inputs), **shown)
+        console.notes = ctx.meta.get(RAISING, True)
         try:
             for warning in unknown_variables(ctx):
-                ctx.params["console"].warn(warning)
+                console.warn(warning)
             join_team(ctx)
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort, KeyboardInterrupt, BrokenPipeError):
@@ -172,7 +182,13 @@ class Command(click.Command):
             _exit_with(ctx, error.as_dict(), as_json)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_options(self, ctx, formatter)
+        """As in click, with the options of all commands last."""
+        records = [(one, one.get_help_record(ctx)) for one in self.get_params(ctx)]
+        for title, common in (("Options", False), ("Common options", True)):
+            shown = [record for one, record in records if record and (one.opts[-1] in _OF_ALL) == common]
+            if shown:
+                with formatter.section(title):
+                    formatter.write_dl(shown)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_examples(ctx, formatter)
@@ -224,13 +240,33 @@ class _FileText(click.types.StringParamType):
         return [CompletionItem(incomplete, type="file")]
 
 
+def write_examples(context: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the examples of a command; a line is not broken, so that it can be copied."""
+    with formatter.section("Examples"):
+        for what, line in EXAMPLES[command_name(context)]:
+            formatter.write(f"{'':{formatter.current_indent}}# {what}\n{'':{formatter.current_indent}}{line}\n")
+
+
+_COMMON_OPTIONS = (  # those named COMMON, of which the command gets a `console`
+    click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+    click.option("--no-progress", is_flag=True, help="No progress bar and no lines of progress."),
+    click.option("-v", "--verbose", is_flag=True, help="Messages of the library and of transformers too."),
+    click.option("-q", "--quiet", is_flag=True, help="No progress and no notes."),
+    click.option("--json", is_flag=True, help="Print one JSON object and nothing else."),
+    config_option,
+)
+
+
+_OF_ALL = {"--help", *(f"--{name.replace('_', '-')}" for name in COMMON)}
+
+
 def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
     """Decorator of a command: adds the options that all commands have, and passes a `console`."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        made: click.Command = click.command(name, cls=Command, context_settings={"show_default": True}, **settings)(
-            common_options(function)
-        )
+        for option in _COMMON_OPTIONS:
+            function = option(function)
+        made = click.command(name, cls=Command, context_settings={"show_default": True}, **settings)(function)
         for one in made.params:
             if isinstance(one.type, click.types.StringParamType):
                 one.type = _FileText()

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.checks import check_apart, check_belongs, check_inputs, check_suffix
+import treeopt
+from treeopt.cli.checks import check_apart, check_belongs, check_inputs
 from treeopt.cli.console import Console, command, skipped_text
 from treeopt.cli.drafters import warn_no_trees
-from treeopt.cli.numbers import SEED, Temperature
+from treeopt.cli.facts import picked
+from treeopt.cli.numbers import COUNT, SEED, Temperature
 from treeopt.cli.options import (
     adapter_option,
     base_options,
@@ -19,36 +21,27 @@ from treeopt.cli.options import (
     say_base,
     say_prompts,
 )
-from treeopt.cli.processes import nproc_option
-from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_work
+from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_work, work_options
 from treeopt.errors import counted
 from treeopt.files.configurations import write_note
 
 if TYPE_CHECKING:
     from treeopt.texts.prompts import PromptSet
     from treeopt.train.distill import Distilled
-    from treeopt.train.talks import SelfTalk
 
 
 @command("distill")
 @base_options
 @adapter_option
 @prompt_options()
-@click.option("--self-talk", type=click.IntRange(min=1), help="Number of conversations to write without prompts.")
-@click.option("--turns", type=click.IntRange(min=1), default=1, help="User turns of each --self-talk.")
-@click.option(
-    "--opening-tokens",
-    type=click.IntRange(min=1),
-    default=32,
-    help="Most tokens of a user turn or opening of --self-talk.",
-)
+@click.option("--self-talk", type=COUNT, help="Number of conversations to write without prompts.")
+@click.option("--turns", type=COUNT, default=1, help="User turns of each --self-talk.")
+@click.option("--opening-tokens", type=COUNT, default=32, help="Most tokens of a user turn or opening of --self-talk.")
 @click.option("--exclude", help="Evaluation prompts: prompts with the same text are left out.")
 @click.option("--temperature", type=Temperature(), default=0.0, help="0 is greedy.")
 @click.option("--seed", type=SEED, default=0, help="Of sampling.")
 @batch_option
-@nproc_option
-@click.option("--resume", is_flag=True, help="Continue OUTPUT.partial.")
-@click.option("--force", is_flag=True, help="Replace the output, and delete OUTPUT.partial.")
+@work_options
 @click.option("-o", "--output", required=True, help="A .jsonl file.")
 def run(console: Console, **options: Any) -> None:
     """Write the base model's answers to prompts, to train heads on.
@@ -61,8 +54,7 @@ def run(console: Console, **options: Any) -> None:
     check_apart("resume", "force")
     check_belongs(("turns", "opening_tokens"), "--self-talk", options["self_talk"] is not None)
     check_belongs(("skip", "limit"), "--prompts", options["prompts"] is not None)
-    check_outputs(options, options["output"])
-    check_suffix(options["output"], ".jsonl")
+    check_outputs(options, options["output"], suffixes=(".jsonl",))
     check_inputs()
     from treeopt.models.base import load_base
     from treeopt.texts.prompts import load_prompts
@@ -88,32 +80,22 @@ def run(console: Console, **options: Any) -> None:
 command = run
 
 
-def _prompts(console: Console, options: dict[str, Any]) -> PromptSet | SelfTalk:
-    """The prompts, or the self-talk, that the options describe."""
+def _prompts(console: Console, options: dict[str, Any]) -> PromptSet | treeopt.SelfTalk:
     from treeopt.texts.prompts import load_prompts
-    from treeopt.train.talks import SelfTalk
 
     if options["self_talk"] is not None:
-        return SelfTalk(options["self_talk"], options["turns"], options["opening_tokens"])
+        return treeopt.SelfTalk(options["self_talk"], options["turns"], options["opening_tokens"])
     prompts = load_prompts(options["prompts"], skip=options["skip"], limit=options["limit"])
     say_prompts(console, prompts)
     return prompts
 
 
 def _report(console: Console, done: Distilled, output: str) -> None:
-    """Print the numbers of answers and tokens."""
     console.say(f"{counted(done.rows, 'answer')}, {done.tokens} tokens")
     if done.ended_early:
         ended = counted(done.ended_early, "conversation")
         console.warn(f"ended before the last turn, as an answer reached --max-new-tokens: {ended}")
     console.report(skipped_text(done.skipped))
     console.note(f"wrote {output}   next: treeopt train --data {output} -o HEADS")
-    console.result(
-        {
-            "rows": done.rows,
-            "tokens": done.tokens,
-            "ended_early": done.ended_early,
-            "skipped_prompts": [vars(one) for one in done.skipped],
-            "output": output,
-        }
-    )
+    skipped = [vars(one) for one in done.skipped]
+    console.result({**picked(done, "rows", "tokens", "ended_early"), "skipped_prompts": skipped, "output": output})

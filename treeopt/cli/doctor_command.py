@@ -5,6 +5,7 @@ Each check imports what it needs, and an exception in it is a finding, so that a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import click
 
+import treeopt
 from treeopt.cli.console import Console, command
 from treeopt.errors import EXIT_ENVIRONMENT, first_line
 from treeopt.version import VERSION
@@ -62,6 +64,10 @@ class Check:
     fix: str = ""
 
 
+def _found(name: str, found: str, good: bool, fix: str, bad: str = WARN) -> Check:
+    return Check(name, OK, found) if good else Check(name, bad, found, fix)
+
+
 def check_environment(checks: tuple[Callable[[], Iterator[Check]], ...] | None = None) -> Iterator[Check]:
     """The findings of all checks, or of some, in order."""
     for check in CHECKS if checks is None else checks:
@@ -75,33 +81,32 @@ def check_environment(checks: tuple[Callable[[], Iterator[Check]], ...] | None =
 
 def check_versions() -> Iterator[Check]:
     """treeopt, Python, the packages of `SHOWN`, and all requirements."""
+    from packaging.requirements import Requirement
+
     yield Check("treeopt", OK, VERSION)
     yield Check("python", OK, f"{platform.python_version()} ({sys.executable})")
-    wrong = list(_unmet())
+    needed = [Requirement(text) for text in importlib.metadata.requires("treeopt") or ()]
+    needed = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
+    found = {one.name: _version(one.name) for one in needed}
+    met = {one.name for one in needed if found[one.name] and one.specifier.contains(found[one.name], prereleases=True)}
+    wrong = [one for one in needed if one.name not in met]
     for name in SHOWN:
-        if name not in dict(wrong):
+        if all(name != one.name for one in wrong):
             yield Check(name, OK, importlib.metadata.version(name))
     if not wrong:
         yield Check("packages", OK, "all that treeopt requires are installed")
-    for name, found in wrong:
-        yield Check(name, FAIL, found, f"pip install --upgrade '{found.partition('needs ')[2] or name}'")
+    for one in wrong:
+        needs = f"{one.name}{one.specifier}"
+        here = f"{found[one.name] or 'not installed'}; treeopt needs {needs}"
+        yield Check(one.name, FAIL, here, f"pip install --upgrade '{needs}'")
 
 
-def _unmet() -> Iterator[tuple[str, str]]:
-    """The requirements that are not met, with what was found in place of each."""
-    from packaging.requirements import Requirement
-
-    for text in importlib.metadata.requires("treeopt") or ():
-        requirement = Requirement(text)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            version = importlib.metadata.version(requirement.name)
-        except importlib.metadata.PackageNotFoundError:
-            yield requirement.name, f"not installed; treeopt needs {requirement.name}{requirement.specifier}"
-            continue
-        if not requirement.specifier.contains(version, prereleases=True):
-            yield requirement.name, f"{version}; treeopt needs {requirement.name}{requirement.specifier}"
+def _version(name: str) -> str:
+    """The version of an installed package; empty where it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def check_device() -> Iterator[Check]:
@@ -113,9 +118,10 @@ def check_device() -> Iterator[Check]:
     device = pick_device("auto")
     build = f"torch {torch.__version__}, CUDA {torch.version.cuda}" if torch.version.cuda else "torch without CUDA"
     if device.type != "cpu":
-        free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (0, 0)
-        memory = f", {free / 1e9:.1f} of {total / 1e9:.1f} GB free" if total else ""
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        name, memory = device.type, ""
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+            name, memory = torch.cuda.get_device_name(device), f", {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
         yield Check("device", OK, f"{name}{memory} ({build})")
         return
     yield Check("device", OK, f"CPU, {platform.machine()} ({build})")
@@ -127,29 +133,20 @@ def check_device() -> Iterator[Check]:
 
 
 def check_threads() -> Iterator[Check]:
-    """Threads of torch, and the cores that this process may use."""
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()
-    if threads > cores:
-        yield Check("threads", WARN, f"{threads} on {cores} cores: steps are slow", f"export OMP_NUM_THREADS={cores}")
-    else:
-        yield Check("threads", OK, f"{threads} of torch, {cores} cores")
+    yield _found("threads", f"{threads} of torch, {cores} cores", threads <= cores, f"export OMP_NUM_THREADS={cores}")
 
 
 def check_memory() -> Iterator[Check]:
-    """Free memory, less than which no model fits."""
     import psutil
 
     free = int(psutil.virtual_memory().available)
-    found = f"{free / 1e9:.1f} GB free"
-    if free < LEAST_MEMORY:
-        yield Check("memory", FAIL, found, "end other programs; the built-in model needs 0.5 GB")
-    elif free < LITTLE_MEMORY:
-        yield Check("memory", WARN, f"{found}: enough for models of 100 million parameters", "end other programs")
-    else:
-        yield Check("memory", OK, found)
+    found = f"{free / 1e9:.1f} GB free; the built-in model needs 0.5 GB"
+    bad = FAIL if free < LEAST_MEMORY else WARN
+    yield _found("memory", found, free >= LITTLE_MEMORY, "end other programs", bad)
 
 
 def check_hub() -> Iterator[Check]:
@@ -158,12 +155,11 @@ def check_hub() -> Iterator[Check]:
 
     if constants.is_offline_mode():
         yield Check("hub", OK, "offline mode (HF_HUB_OFFLINE): models in the cache and in folders")
-    elif _answers(constants.ENDPOINT):
-        yield Check("hub", OK, f"{constants.ENDPOINT} answers")
-    else:
-        found = f"{constants.ENDPOINT} does not answer within {HUB_SECONDS:g} s"
-        fix = "use models in folders, or set HTTPS_PROXY or HF_ENDPOINT; HF_HUB_OFFLINE=1 saves the wait"
-        yield Check("hub", WARN, found, fix)
+        return
+    fix = "use models in folders, or set HTTPS_PROXY or HF_ENDPOINT; HF_HUB_OFFLINE=1 saves the wait"
+    answered = _answers(constants.ENDPOINT)
+    found = "answers" if answered else f"does not answer within {HUB_SECONDS:g} s"
+    yield _found("hub", f"{constants.ENDPOINT} {found}", answered, fix)
 
 
 def _answers(address: str) -> bool:
@@ -173,16 +169,12 @@ def _answers(address: str) -> bool:
     answered = threading.Event()
 
     def ask() -> None:
-        try:
+        with contextlib.suppress(Exception):  # the types vary by version of the client
             get_session().head(address, timeout=HUB_SECONDS)
-        except Exception:  # the types vary by version of the client
-            return
-        answered.set()
+            answered.set()
 
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(HUB_SECONDS)
-    return answered.is_set()
+    threading.Thread(target=ask, daemon=True).start()
+    return answered.wait(HUB_SECONDS)
 
 
 def check_cache() -> Iterator[Check]:
@@ -192,45 +184,34 @@ def check_cache() -> Iterator[Check]:
     folder = Path(constants.HF_HUB_CACHE)
     known = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     free = shutil.disk_usage(known).free
-    found = f"{folder}, {free / 1e9:.1f} GB free"
     if not os.access(known, os.W_OK):
         yield Check("cache", WARN, f"{folder} cannot be written: no model is downloaded", "export HF_HOME=FOLDER")
-    elif free < LITTLE_DISK:
-        yield Check("cache", WARN, found, "make room, or export HF_HOME=FOLDER on another disk")
-    else:
-        yield Check("cache", OK, found)
+        return
+    fix = "make room, or export HF_HOME=FOLDER on another disk"
+    yield _found("cache", f"{folder}, {free / 1e9:.1f} GB free", free >= LITTLE_DISK, fix)
 
 
 def check_compiler() -> Iterator[Check]:
-    """Whether the machine code of drafting is kept between programs."""
     from treeopt.drafting.kernel.compiled import machine_code_folder
 
     folder = machine_code_folder()
-    if folder is None:
-        found = "drafting is compiled at every start, about a minute: no folder can be written"
-        yield Check("compiler", WARN, found, "export NUMBA_CACHE_DIR=FOLDER")
-    else:
-        yield Check("compiler", OK, f"machine code is kept in {folder}")
+    found = "drafting is compiled at every start, about a minute: no folder can be written"
+    found = f"machine code is kept in {folder}" if folder else found
+    yield _found("compiler", found, folder is not None, "export NUMBA_CACHE_DIR=FOLDER")
 
 
 def check_programs() -> Iterator[Check]:
-    """Programs and packages that some options need."""
-    path = shutil.which("dot")
-    if path is None:
-        fix = "install graphviz, such as: apt install graphviz"
-        yield Check("dot", WARN, "not installed: render writes .svg and .dot, but no .png or .pdf", fix)
-    else:
-        yield Check("dot", OK, path)
-    try:
-        yield Check("peft", OK, importlib.metadata.version("peft"))
-    except importlib.metadata.PackageNotFoundError:
-        fix = "pip install 'treeopt[train]'"
-        yield Check("peft", WARN, "not installed: no train --stage 2, and no --adapter", fix)
+    needed = {
+        "dot": ("render writes .svg and .dot, but no .png or .pdf", "install graphviz, such as: apt install graphviz"),
+        "peft": ("no train --stage 2, and no --adapter", "pip install 'treeopt[train]'"),
+    }
+    for name, found in (("dot", shutil.which("dot") or ""), ("peft", _version("peft"))):
+        without, fix = needed[name]
+        yield _found(name, found or f"not installed: {without}", bool(found), fix)
 
 
 def check_decoding() -> Iterator[Check]:
     """Whether a tree of the built-in model's heads gives the text of the model's own greedy decoding."""
-    from treeopt.decode.decoder import TreeDecoder
     from treeopt.evaluate.baselines import Call, with_generate
     from treeopt.files.bundled import POCKET
     from treeopt.models.given import load_pair
@@ -240,13 +221,12 @@ def check_decoding() -> Iterator[Check]:
     base, loaded = load_pair(POCKET, None, dtype="float32", device="cpu")
     [prompt] = encode_prompts(base, load_prompts(POCKET, limit=1), TOKENS).texts
     [expected] = with_generate(base)([prompt.prompt], TOKENS, Call(0))
-    found = TreeDecoder(base, loaded.heads, "mc_sim_7b_63", probe=False).generate(prompt.prompt, TOKENS)
-    if found.tokens == list(expected.tokens):
-        steps = len(found.step_lengths)
-        yield Check("decoding", OK, f"the built-in model: {len(found.tokens)} tokens in {steps} steps, lossless")
-    else:
-        fix = "install the versions of torch and transformers in constraints.txt, and report it"
-        yield Check("decoding", FAIL, "the text of the built-in model with a tree is not that without", fix)
+    found = treeopt.TreeDecoder(base, loaded.heads, "mc_sim_7b_63", probe=False).generate(prompt.prompt, TOKENS)
+    lossless = found.tokens == list(expected.tokens)
+    text = f"the built-in model: {len(found.tokens)} tokens in {len(found.step_lengths)} steps"
+    text += ", lossless" if lossless else ", and another text with a tree than without"
+    fix = "install the versions of torch and transformers in constraints.txt, and report it"
+    yield _found("decoding", text, lossless, fix, FAIL)
 
 
 CHECKS = (

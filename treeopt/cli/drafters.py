@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import treeopt
 from treeopt.cli.checks import check_belongs
 from treeopt.cli.console import Console
+from treeopt.cli.numbers import NOT_NEGATIVE
 from treeopt.cli.options import Option, group, load_models
 from treeopt.defaults import HEADS, HEADS_NGRAM, LEARN_TOKENS, LEVELS, MAX_DEPTH, MODEL, MODEL_NGRAM, NGRAM
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.outputs import is_edited
 
 if TYPE_CHECKING:
-    from treeopt.calibration import Calibration
-    from treeopt.drafter import Drafter
-    from treeopt.latency import LatencyProfile
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
     from treeopt.policy import Plan
@@ -33,7 +32,6 @@ _RESERVED = (HEADS, *LEARNED)
 
 
 def _check_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse a reserved word where a file is needed."""
     if value in _RESERVED:
         raise click.BadParameter(
             f"a drafter file is needed (treeopt learn); a file of that name is ./{value}", ctx, param
@@ -46,19 +44,11 @@ def drafter_file_option(text: str) -> Option:
     return click.option("--drafter", callback=_check_file, help=text)
 
 
+_SAMPLED = "Sampled to learn a drafter from, beyond the greedy answers."
+_DEEPEST = "Of a learned drafter: its deepest draft; at least as many as there are heads."
 learning_options = group(  # of a drafter that is learned
-    click.option(
-        "--learn-tokens",
-        type=click.IntRange(min=0),
-        default=LEARN_TOKENS,
-        help="Sampled to learn a drafter from, beyond the greedy answers.",
-    ),
-    click.option(
-        "--levels",
-        type=click.IntRange(1, MAX_DEPTH),
-        default=LEVELS,
-        help="Of a learned drafter: its deepest draft; at least as many as there are heads.",
-    ),
+    click.option("--learn-tokens", type=NOT_NEGATIVE, default=LEARN_TOKENS, help=_SAMPLED),
+    click.option("--levels", type=click.IntRange(1, MAX_DEPTH), default=LEVELS, help=_DEEPEST),
 )
 
 
@@ -87,7 +77,7 @@ def draft_option(*, default: str = "that of a drafter file") -> Option:
 
 
 def load_draft_model(
-    console: Console, options: Mapping[str, Any], base: Base, drafter: Drafter | None = None
+    console: Console, options: Mapping[str, Any], base: Base, drafter: treeopt.Drafter | None = None
 ) -> Base | None:
     """Load the draft model that --draft names, or else the one that a drafter was made with, and print its name."""
     name = options["draft"]
@@ -118,18 +108,18 @@ def load_draft_model(
     return draft
 
 
-def _check_draft(options: Mapping[str, Any], drafter: Drafter | None, why: str) -> None:
-    """Refuse --draft beside a drafter, or none, that has no draft model."""
+def _check_draft(options: Mapping[str, Any], drafter: treeopt.Drafter | None, why: str) -> None:
     if options["draft"] is not None and (drafter is None or not drafter.draft):
         raise TreeoptError(Code.DRAFTER_MISMATCH, f"--draft is given, and {why}", fix="leave out --draft")
 
 
 def model_alone(options: Mapping[str, Any]) -> bool:
-    """Whether --model is given without --heads."""
     return options["heads"] is None and options["model"] is not None
 
 
-def uses_heads(options: Mapping[str, Any], name: str, drafter: Drafter | None, plan: Plan | None = None) -> bool:
+def uses_heads(
+    options: Mapping[str, Any], name: str, drafter: treeopt.Drafter | None, plan: Plan | None = None
+) -> bool:
     """Whether heads are loaded for a drafter or a tree, after checking --heads and --model."""
     if drafter is not None and not drafter.num_heads and options["heads"] is not None:
         what = f"{name} drafts without heads, and --heads is given"
@@ -142,9 +132,7 @@ def uses_heads(options: Mapping[str, Any], name: str, drafter: Drafter | None, p
 
 
 plan_options = group(  # for `chosen_plan`
-    click.option(
-        "--tree", help="Tree file, or a name from `treeopt list` [default: the one that --drafter recommends]."
-    ),
+    click.option("--tree", help="Tree file, or name from `treeopt list` [default: the one that --drafter recommends]."),
     drafter_file_option(
         "Drafter file, from `treeopt learn` [default: the one in the tree file; without --tree and --heads, a drafter "
         "that nothing was learned for]."
@@ -159,7 +147,7 @@ class ChosenPlan:
 
     name: str
     plan: Plan | None
-    drafter: Drafter | None
+    drafter: treeopt.Drafter | None
 
 
 def chosen_plan(options: Mapping[str, Any]) -> ChosenPlan:
@@ -188,7 +176,7 @@ class LoadedPlan:
     base: Base
     heads: LoadedHeads | None
     plan: Plan
-    drafter: Drafter | None
+    drafter: treeopt.Drafter | None
     draft: Base | None
 
 
@@ -239,7 +227,9 @@ def warn_edited(console: Console, *names: str | None) -> None:
             console.warn(f"warning: {name} was edited by hand, so its figures may not be those of its calibration")
 
 
-def warn_other_heads(console: Console, calibration: Calibration, profile: LatencyProfile | None) -> None:
+def warn_other_heads(
+    console: Console, calibration: treeopt.Calibration, profile: treeopt.LatencyProfile | None
+) -> None:
     """Warn where a profile was measured with another base or other heads than a calibration, or was not measured."""
     if profile is None:
         return
@@ -253,7 +243,7 @@ def warn_other_heads(console: Console, calibration: Calibration, profile: Latenc
 
 
 def warn_other_drafter(
-    console: Console, drafter: Drafter | None, base: Base, loaded: LoadedHeads | None, draft: Base | None = None
+    console: Console, drafter: treeopt.Drafter | None, base: Base, loaded: LoadedHeads | None, draft: Base | None = None
 ) -> None:
     """Warn where a drafter was learned with another base, other heads or another draft model than these."""
     if drafter is None:
@@ -266,7 +256,7 @@ def warn_other_drafter(
         )
 
 
-def _warn_other_dtype(console: Console, drafter: Drafter, base: Base) -> None:
+def _warn_other_dtype(console: Console, drafter: treeopt.Drafter, base: Base) -> None:
     """Warn where the recommended tree of a drafter was chosen by steps in another dtype than the base's."""
     timed = drafter.timed_dtype
     if timed not in ("", base.dtype_name):
@@ -285,8 +275,7 @@ def _ids(base: Base, loaded: LoadedHeads | None) -> Ids:
     return base.fingerprint, base.dtype_name, loaded.fingerprint if loaded else ""
 
 
-def ids_of_traces(calibration: Calibration) -> Ids:
-    """The ids of what a calibration was traced with."""
+def ids_of_traces(calibration: treeopt.Calibration) -> Ids:
     traced = calibration.provenance
     return traced.model_id, traced.settings.get("dtype", _FLOAT32), traced.heads_id
 

@@ -13,7 +13,6 @@ import click
 from treeopt.cli.checks import check_belongs, check_inputs, origin_of
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import ChosenPlan, chosen_plan, load_draft_model, load_for_plan, plan_options
-from treeopt.cli.help_text import colored
 from treeopt.cli.options import (
     GREEDY,
     REJECTION,
@@ -26,7 +25,7 @@ from treeopt.cli.options import (
     model_options,
     text_options,
 )
-from treeopt.cli.terminal import printable
+from treeopt.cli.terminal import colored, printable
 from treeopt.defaults import MAX_DEPTH
 from treeopt.errors import Code, TreeoptError
 

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.console import Console
+from treeopt.cli.console import Console, write_examples
 from treeopt.cli.console import command as make_command
-from treeopt.cli.help_text import write_examples
 from treeopt.cli.options import force_option
 from treeopt.engines import HEAD_READERS
 from treeopt.files.configurations import storing, write_note

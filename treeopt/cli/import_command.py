@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from treeopt.cli.checks import check_suffix
+import treeopt
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
+from treeopt.cli.facts import picked
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.errors import counted
 from treeopt.files.outputs import TREE
@@ -25,13 +26,9 @@ def run(console: Console, file: str, output: str, force: bool) -> None:
 
     The paths above each path must be listed.
     """
-    from treeopt.export.trees import import_tree
-    from treeopt.files.trees import save_tree
-
-    found = import_tree(file)
-    check_outputs({"tree": file, "force": force}, output, kind=TREE)
-    check_suffix(output, ".yaml", ".yml")
-    save_tree(with_configuration(found.tree, console.configuration), output)
+    found = treeopt.import_tree(file)
+    check_outputs({"tree": file, "force": force}, output, kind=TREE, suffixes=(".yaml", ".yml"))
+    treeopt.save_tree(with_configuration(found.tree, console.configuration), output)
     tree = found.tree
     size = f"{counted(tree.nodes, 'node')}, depth {tree.depth}, {counted(len(tree.leaves), 'leaf')}"
     console.say(f"{file} is {found.layout}: {size}")
@@ -39,17 +36,8 @@ def run(console: Console, file: str, output: str, force: bool) -> None:
         for line in lines:
             console.say(f"{name:9} {line}")
     console.note(f"wrote {output}")
-    console.result(
-        {
-            "layout": found.layout,
-            "nodes": tree.nodes,
-            "depth": tree.depth,
-            "paths": tree.paths,
-            "dropped": found.dropped,
-            "assumed": found.assumed,
-            "output": output,
-        }
-    )
+    found_tree = picked(tree, "nodes", "depth", "paths")
+    console.result({**picked(found, "layout", "dropped", "assumed"), **found_tree, "output": output})
 
 
 command = run

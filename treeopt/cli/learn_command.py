@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.checks import check_inputs, check_suffix
+import treeopt
+from treeopt.cli.checks import check_inputs
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command, skipped_text
 from treeopt.cli.drafters import LEARNED, WITH_TABLE, chosen_drafter, draft_option, learning_options, load_draft_model
@@ -18,20 +19,17 @@ from treeopt.cli.options import (
     chosen_prompts,
     compile_option,
     dtypes_of,
-    force_option,
     load_models,
     model_options,
     prompt_options,
     say_prompts,
 )
-from treeopt.cli.processes import nproc_option
-from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_work, resume_option
+from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_work, work_options
 from treeopt.defaults import DRAFTER_FILE, HEADS_NGRAM, LEARN_SIZES, MODEL, NGRAM, STEP_SIZES
 from treeopt.errors import counted
 
 if TYPE_CHECKING:
-    from treeopt.calibration import Calibration
-    from treeopt.drafting.learn import Learned, Learning
+    from treeopt.drafting.learn import Learned
     from treeopt.evaluate.learn_drafter import LearnedDrafter, PlanFigures
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
@@ -44,7 +42,7 @@ _CHAINS = 8  # chains of more drafts are shown only where one is the fastest
 
 
 def announce_learning(
-    console: Console, learning: Learning, prompts: PromptSet, max_new_tokens: int, *, given: bool = False
+    console: Console, learning: treeopt.Learning, prompts: PromptSet, max_new_tokens: int, *, given: bool = False
 ) -> None:
     """Print the parts of the work before it begins, with the numbers of answers and of tokens to sample."""
     count = sum(1 if given else 1 + len(prompt.later) for prompt in prompts.prompts)  # given answers: first turns only
@@ -81,7 +79,6 @@ def _counted_text(learned: Learned) -> Iterator[str]:
 
 
 def learned_as_dict(learned: Learned) -> dict[str, Any]:
-    """The figures of a learned drafter for JSON."""
     table = learned.drafter.ngram_table
     return {
         **picked(learned.drafter, "id", "levels", "source"),
@@ -91,7 +88,7 @@ def learned_as_dict(learned: Learned) -> dict[str, Any]:
     }
 
 
-def reliability_text(calibration: Calibration) -> str:
+def reliability_text(calibration: treeopt.Calibration) -> str:
     """The expected calibration error of the most likely guess of each level."""
     from treeopt.optimize.per_step import BINS, calibration_error
 
@@ -147,9 +144,7 @@ def chain_parts(found: ChainPrediction, drafter: str = "", sampled: float | None
     help=f"Size to time, repeatable [default: {' '.join(map(str, LEARN_SIZES))}].",
 )
 @compile_option
-@nproc_option
-@resume_option
-@force_option
+@work_options
 @click.option("-o", "--output", default=DRAFTER_FILE, help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Learn a drafter from the model's own text, for a model with heads, with a draft model, or without either.
@@ -158,51 +153,42 @@ def run(console: Console, **options: Any) -> None:
     table, the text so far and the LM head; no heads are needed. `model+ngram`: the guesses of the draft model that
     --draft names, rescored likewise; `model`: these alone, with probabilities fitted to the base's text.
 
-    The base model answers the prompts, once greedily and then by sampling at a low temperature. Its greedy choice after
-    every token is counted in an n-gram table, with contexts of one to four tokens. The weights of these sources are
-    fitted to the greedy answers, for each level. Base and heads do not change, and decoding stays lossless. With
-    --learn-tokens 0 nothing is counted, and only the weights are learned.
+    The base answers the prompts, and samples --learn-tokens more. Its greedy choices are counted in the table, and the
+    sources weighted by its answers. Base and heads do not change, and decoding stays lossless.
 
-    Then trees of several sizes are built, static and per step. Their tokens per step are measured on texts left out,
-    their steps are timed on this machine, and the file stores the tree with the most tokens per second, which
-    `generate` and `validate` use without --tree; it is the root alone, plain decoding, where no tree is faster. With
-    --dtype float32,bfloat16 the drafter is learned in the first and the steps are timed in both; `generate` then uses
-    the faster one. With --compile they are timed with compiled forwards as well.
+    Then trees of several sizes are built, measured on texts left out, and timed on this machine. The file stores the
+    one with the most tokens per second, which `generate` and `validate` use without --tree; it is the root alone, plain
+    decoding, where no tree is faster. With --dtype float32,bfloat16 steps are timed in both, and with --compile with
+    compiled forwards as well.
 
-    For traces to build other trees from, use `treeopt calibrate --drafter FILE` on other prompts, or
-    `treeopt calibrate --drafter heads+ngram`, or `ngram`, which learns and traces on the same prompts.
-
-    Finished batches are stored in OUTPUT.partial, from which --resume continues an interrupted run.
+    For traces to build other trees from, use `treeopt calibrate --drafter FILE` on other prompts. Finished batches are
+    stored in OUTPUT.partial, for --resume.
     """
-    from treeopt.files.drafters import save_drafter
-
     drafter = _drafter(options)
-    check_outputs(options, options["output"])
-    check_suffix(options["output"], ".safetensors")
+    check_outputs(options, options["output"], suffixes=(".safetensors",))
     check_inputs()
     further = _further_dtypes(options)
     name, batches, work = chosen_prompts(options), batch_settings(console, options), open_work(options)
-    from treeopt.drafting.learn import Learning
-    from treeopt.evaluate.learn_drafter import learn_drafter
     from treeopt.texts.prompts import load_prompts
     from treeopt.verify.probe import check_trees
 
     prompts = load_prompts(name, skip=options["skip"], limit=options["limit"])
+    batches |= {name: options[name] for name in ("max_new_tokens", "chat_template")}
     with_compiled = options.pop("compile")  # the model itself answers and traces as it is
     base, loaded = load_models(console, options, with_heads=drafter == HEADS_NGRAM)
     draft = load_draft_model(console, options, base)
     say_prompts(console, prompts)
     check_trees(base)
     fields = {name: options[name] for name in ("temperature", "seed", "levels")}
-    learning = Learning(options["learn_tokens"], ngram=drafter in WITH_TABLE, **fields)
+    learning = treeopt.Learning(options["learn_tokens"], ngram=drafter in WITH_TABLE, **fields)
     announce_learning(console, learning, prompts, options["max_new_tokens"])
     with ending_work(console, work):
         with console.progress("learn") as progress:
-            found = learn_drafter(
+            found = treeopt.learn_drafter(
                 base,
                 prompts,
                 loaded,
-                **{name: options[name] for name in ("max_new_tokens", "chat_template")} | batches,
+                **batches,
                 learning=learning,
                 draft=draft,
                 work=work,
@@ -212,16 +198,15 @@ def run(console: Console, **options: Any) -> None:
                 progress=progress,
             )
         made = with_configuration(found.drafter, console.configuration)
-        save_drafter(made, options["output"], overwrite=options["force"])
+        treeopt.save_drafter(made, options["output"], overwrite=options["force"])
         work.remove()
-    _report(console, found, options["output"], _where(base, loaded))
+    _report(console, found, options["output"], base, loaded)
 
 
 command = run
 
 
 def _further_dtypes(options: dict[str, Any]) -> list[str]:
-    """The dtypes after the first, in which steps are timed too."""
     _, *further = dtypes_of(options)
     if further and options["device_map"] is not None:
         raise click.UsageError("--device-map takes one --dtype: the model is copied for each further one")
@@ -229,21 +214,13 @@ def _further_dtypes(options: dict[str, Any]) -> list[str]:
 
 
 def _drafter(options: Mapping[str, Any]) -> str:
-    """The drafter to learn, by name."""
     drafter = chosen_drafter(options, HEADS_NGRAM)
     if drafter not in LEARNED:
         raise click.BadParameter(f"{drafter!r} is not {' or '.join(LEARNED)}", param_hint="--drafter")
     return drafter
 
 
-def _where(base: Base, loaded: LoadedHeads | None) -> str:
-    """The options that name the models, for the next command."""
-    where = f"--heads {loaded.name}" if loaded is not None else f"--model {base.name}"
-    return where if base.adapter is None else f"{where} --adapter {base.adapter.name}"
-
-
-def _report(console: Console, found: LearnedDrafter, output: str, where: str) -> None:
-    """Print the drafter and its plans; `where` are the options that name its models."""
+def _report(console: Console, found: LearnedDrafter, output: str, base: Base, loaded: LoadedHeads | None) -> None:
     learned = found.run.learned
     assert learned is not None
     report_learned(console, learned, found.run.calibration.positions)
@@ -253,11 +230,13 @@ def _report(console: Console, found: LearnedDrafter, output: str, where: str) ->
     if found.chains is not None:
         console.report(*chain_parts(found.chains, found.drafter.name, found.sampled_alpha))
         names = ("alpha", "best_drafts", "best_replayed_drafts", "chains")
-        chains = {**picked(found.chains, *names), "cost_ratio": found.chains.cost, "alpha_sampled": found.sampled_alpha}
+        more = {"cost_ratio": found.chains.cost, "alpha_sampled": found.sampled_alpha}
+        chains = {"chains": {**picked(found.chains, *names), **more}}
     console.report(skipped_text(found.run.skipped))
+    where = f"--heads {loaded.name}" if loaded is not None else f"--model {base.name}"
+    where += "" if base.adapter is None else f" --adapter {base.adapter.name}"
     console.note(f"wrote {output}   next: treeopt generate 'PROMPT' {where} --drafter {output}")
-    more = {"chains": chains} if chains else {}
-    console.result({**learned_as_dict(learned), **more, "output": output})
+    console.result({**learned_as_dict(learned), **chains, "output": output})
 
 
 def _trees(one: PlanFigures) -> str:
@@ -279,7 +258,6 @@ _PLANS = (
 
 
 def _report_plans(console: Console, found: LearnedDrafter) -> None:
-    """Print tokens per step and speed by dtype and size, and the recommended plan."""
     from treeopt.optimize.select_method import FOLDS
 
     several = len({one.setting for one in found.figures}) > 1

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import treeopt
 from treeopt.cli.console import Console, command
 from treeopt.files.bundled import POCKET, POCKET_DRAFT, prompt_sets, zoo
-
-if TYPE_CHECKING:
-    from treeopt.tree import Tree
-
 
 _SHORT = 2  # parts of a reference, author and source, that fit into 80 columns
 
@@ -17,10 +12,10 @@ _SHORT = 2  # parts of a reference, author and source, that fit into 80 columns
 @command("list")
 def run(console: Console) -> None:
     """List the bundled trees (a name can be given for any tree file) and the named prompt sets."""
-    from treeopt.files.trees import load_tree
-
-    trees = {name: load_tree(path) for name, path in zoo().items()}
-    rows = [[name, str(tree.nodes), str(tree.depth), _description(tree)] for name, tree in trees.items()]
+    trees = {name: treeopt.load_tree(path) for name, path in zoo().items()}
+    references = [str(tree.source.get("reference", "")).split(", ")[:_SHORT] for tree in trees.values()]
+    rows = [[name, str(tree.nodes), str(tree.depth)] for name, tree in trees.items()]
+    rows = [[*row, ", ".join(parts)] for row, parts in zip(rows, references, strict=True)]
     console.table(["tree", "nodes", "depth", "from"], rows)
     console.say(f"prompt sets: {', '.join(prompt_sets())}")
     console.say(f"built-in model with heads, the default of --heads and --model: {POCKET}")
@@ -33,8 +28,3 @@ def run(console: Console) -> None:
 
 
 command = run
-
-
-def _description(tree: Tree) -> str:
-    """The first parts of a tree's reference; `treeopt show` prints all of it."""
-    return ", ".join(str(tree.source.get("reference", "")).split(", ")[:_SHORT])

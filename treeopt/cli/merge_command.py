@@ -23,11 +23,8 @@ def run(console: Console, **options: Any) -> None:
     """Join the shards of a calibration, or calibrations of different prompts.
 
     The shards that `treeopt calibrate --shard i/n` wrote give the calibration of the run without --shard, byte for
-    byte, in any order. No model is loaded. A missing, repeated or different shard is an error.
-
-    Shards of answers, for a drafter that is learned (--drafter ngram and others), give the unfinished run
-    OUTPUT.partial. `treeopt calibrate` with --resume learns the drafter and traces the answers, with the bytes of the
-    run without --shard.
+    byte, in any order. Shards of answers, for a drafter that is learned, give the unfinished run OUTPUT.partial, which
+    `treeopt calibrate --resume` continues.
 
     Calibrations of other prompts with the same model, drafter and settings give one of all texts.
     """

@@ -12,7 +12,7 @@ from treeopt.sampling import LARGEST_SEED, LEAST_TEMPERATURE
 
 _MOST_DIGITS = 15  # more than any number of nodes, tokens or texts has
 _SHOWN_CHARACTERS = 60
-COUNT = click.IntRange(min=1)
+COUNT, NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
 SEED = click.IntRange(0, LARGEST_SEED)
 
 

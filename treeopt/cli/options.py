@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.checks import INPUT_OPTIONS, check_apart, several
+import treeopt
+from treeopt.cli.checks import INPUT_OPTIONS, check_apart, check_suffix, several
 from treeopt.cli.console import Console
-from treeopt.cli.numbers import COUNT, SEED, SHARE, Temperature
+from treeopt.cli.numbers import COUNT, NOT_NEGATIVE, SEED, SHARE, Temperature
 from treeopt.cli.processes import NO_PROCESSES, is_one_of_several
 from treeopt.defaults import CALIBRATION_FILE, DEFAULT_TOP_K
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.bundled import POCKET
 
 if TYPE_CHECKING:
-    from treeopt.calibration import Calibration
     from treeopt.decode.rules import Rule
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
@@ -83,23 +83,24 @@ def loading_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
 force_option = click.option("--force", is_flag=True, help="Replace an existing file, unless it is an input.")
 
 
-def check_outputs(options: Mapping[str, Any], output: str, *, kind: str | None = None) -> Path:
-    """The path of an output, after checking that it may be replaced and is not an input of this command."""
+def check_outputs(
+    options: Mapping[str, Any], output: str, *, kind: str | None = None, suffixes: tuple[str, ...] = ()
+) -> Path:
+    """The path of an output, after checking that it may be replaced, is no input of this command, and has a suffix."""
     from treeopt.files.outputs import check_output
 
     inputs = [value for name in INPUT_OPTIONS for value in several(options.get(name))]
-    return check_output(output, kind=kind, force=options["force"], inputs=inputs)
+    target = check_output(output, kind=kind, force=options["force"], inputs=inputs)
+    if suffixes:
+        check_suffix(output, *suffixes)
+    return target
 
 
 base_options = group(  # of commands that need a base model and no heads
     click.option("--model", default=POCKET, help="Base model: folder or hub name."), device_options()
 )
-adapter_option = click.option(
-    "--adapter", help="LoRA adapter of the base (treeopt train --stage 2), merged in memory: a folder."
-)
-compile_option = click.option(
-    "--compile", is_flag=True, help="Run trees through torch.compile; each size takes up to a minute to compile."
-)
+adapter_option = click.option("--adapter", help="Folder of a LoRA adapter of the base, from treeopt train --stage 2.")
+compile_option = click.option("--compile", is_flag=True, help="Run trees by torch.compile: up to a minute a size.")
 
 
 def model_options(*, dtype: str, several: bool = False) -> Option:
@@ -140,7 +141,6 @@ def load_models(console: Console, options: Mapping[str, Any], *, with_heads: boo
 
 
 def say_base(console: Console, base: Base) -> None:
-    """Print the base model's name, precision and device, and its warnings."""
     if any(device.type == "cpu" for device in base.devices):
         import torch
 
@@ -152,13 +152,11 @@ def say_base(console: Console, base: Base) -> None:
         console.warn(warning)
 
 
-chat_template_option = click.option(
-    "--chat-template/--no-chat-template", default=True, help="Use the tokenizer's chat template."
-)
+_TEMPLATE = "Use the tokenizer's chat template."
+chat_template_option = click.option("--chat-template/--no-chat-template", default=True, help=_TEMPLATE)
 
 
 def text_options(*, new_tokens: int = 128) -> Option:
-    """Options for the chat template and the number of new tokens."""
     most = click.option("--max-new-tokens", type=COUNT, default=new_tokens, help="Tokens of each answer at most.")
     return group(most, chat_template_option)
 
@@ -166,10 +164,9 @@ def text_options(*, new_tokens: int = 128) -> Option:
 def prompt_options(*, new_tokens: int = 128) -> Option:
     """Options for the prompts, and those of `text_options`."""
     prompts = "File (.json .jsonl .txt .parquet), hub data set, or a set of `treeopt list`."
-    skipped = click.IntRange(min=0)
     return group(
         click.option("--prompts", help=prompts),
-        click.option("--skip", type=skipped, default=0, help="Number of prompts to leave out at the start."),
+        click.option("--skip", type=NOT_NEGATIVE, default=0, help="Number of prompts to leave out at the start."),
         click.option("--limit", type=COUNT, help="Number of prompts [default: all]."),
         text_options(new_tokens=new_tokens),
     )
@@ -185,7 +182,6 @@ def chosen_prompts(options: Mapping[str, Any]) -> str:
 
 
 def say_prompts(console: Console, prompts: PromptSet) -> None:
-    """Print the number of prompts, their name and their sha256."""
     console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
 
 
@@ -193,11 +189,8 @@ step_options = group(  # the batch and the context at which steps are priced by 
     click.option("--batch-size", "batch", type=COUNT, default=1, help="Batch of the profile."),
     click.option("--context", type=COUNT, help="Context of the profile [default: its longest]."),
 )
-max_rank_option = click.option(
-    "--max-rank",
-    type=click.IntRange(min=0),
-    help=f"Largest rank of a level [default: {DEFAULT_TOP_K - 1}]; 9 for engines that draft ten.",
-)
+_RANK = f"Largest rank of a level [default: {DEFAULT_TOP_K - 1}]; 9 for engines that draft ten."
+max_rank_option = click.option("--max-rank", type=NOT_NEGATIVE, help=_RANK)
 
 
 def ranks_of(options: Mapping[str, Any]) -> int:
@@ -213,15 +206,11 @@ def calibrations_option(text: str) -> Option:
     return click.option("--calibration", "calibrations", multiple=True, default=[CALIBRATION_FILE], help=text)
 
 
-temperature_option = click.option(
-    "--temperature",
-    type=Temperature(),
-    help="Refuse traces of texts at another temperature; 0 is greedy [default: that of the traces].",
-)
+_ANOTHER = "Refuse traces of texts at another temperature; 0 is greedy [default: that of the traces]."
+temperature_option = click.option("--temperature", type=Temperature(), help=_ANOTHER)
 
 
-def check_temperature_of(calibrations: Iterable[Calibration], temperature: float | None) -> None:
-    """Raise E220 unless all texts are of this temperature."""
+def check_temperature_of(calibrations: Iterable[treeopt.Calibration], temperature: float | None) -> None:
     others = {one.temperature for one in calibrations} - {temperature}
     if temperature is None or not others:
         return
@@ -254,7 +243,7 @@ def acceptance_options(*, rules: tuple[str, ...], what: str) -> Option:
     return group(
         click.option("--acceptance", type=click.Choice(rules), default=GREEDY, help=what),
         click.option("--temperature", type=Temperature(), help=temperature),
-        click.option("--top-k", type=click.IntRange(min=0), default=0, help="Of sampling; 0 is all tokens."),
+        click.option("--top-k", type=NOT_NEGATIVE, default=0, help="Of sampling; 0 is all tokens."),
         click.option("--top-p", type=SHARE, default=1.0, help="Of sampling."),
         click.option("--seed", type=SEED, help="Of sampling."),
         click.option("--epsilon", type=SHARE, help="For typical [default: 0.09]."),
@@ -269,11 +258,9 @@ def acceptance_rule(options: Mapping[str, Any], *, rules: tuple[str, ...]) -> Ru
         if options[one] != _ALL_TOKENS.get(one):
             having = " and ".join(rule for rule in rules if one in _OPTIONS[rule])
             raise click.UsageError(f"--{one.replace('_', '-')} belongs to --acceptance {having}")
-    from treeopt.decode.rejection import Rejection
-    from treeopt.decode.rules import Greedy, Sample, Typical
-
-    made: dict[str, Callable[..., Rule]] = {GREEDY: Greedy, SAMPLE: Sample, TYPICAL: Typical, REJECTION: Rejection}
+    given = {one: options[one] for one in _OPTIONS[name] if options[one] is not None}
     try:
-        return made[name](**{one: options[one] for one in _OPTIONS[name] if options[one] is not None})
+        rule: Rule = getattr(treeopt, name.capitalize())(**given)
+        return rule
     except ValueError as error:
         raise click.UsageError(str(error)) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,7 +37,7 @@ def known_team(context: click.Context) -> Processes | None:
     return team
 
 
-def keep_team(context: click.Context, team: Processes) -> None:
+def _keep_team(context: click.Context, team: Processes) -> None:
     """Note the processes of a command, which end with it."""
     context.meta[_TEAM] = team
     context.call_on_close(team.close)
@@ -48,7 +48,7 @@ def join_team(context: click.Context) -> None:
     if "nproc" in context.params and is_one_of_several():
         from treeopt.runs.processes import joined
 
-        keep_team(context, joined())
+        _keep_team(context, joined())
 
 
 def is_passed_on(context: click.Context, report: Mapping[str, Any]) -> bool:
@@ -57,13 +57,12 @@ def is_passed_on(context: click.Context, report: Mapping[str, Any]) -> bool:
     return team is not None and team.rank > 0 and team.fail(report)
 
 
-_MOST = 64  # processes of one machine
-
-
-def nproc_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--nproc N` of a command whose batches can be divided among processes."""
-    text = "Processes on this machine that divide the batches; with GPUs, one for each."
-    return click.option("--nproc", type=click.IntRange(1, _MOST), default=1, help=text)(function)
+nproc_option = click.option(  # of a command whose batches can be divided among processes
+    "--nproc",
+    type=click.IntRange(1, 64),
+    default=1,
+    help="Processes on this machine that divide the batches; with GPUs, one for each.",
+)
 
 
 def team_of(options: Mapping[str, Any]) -> Processes | None:
@@ -90,7 +89,7 @@ def team_of(options: Mapping[str, Any]) -> Processes | None:
     check_device(options["device"], options["nproc"])
     main, arguments = context.meta[PROGRAM]
     team = launched(main, arguments, options["nproc"])
-    keep_team(context, team)
+    _keep_team(context, team)
     return team
 
 

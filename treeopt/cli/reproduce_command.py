@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from treeopt.cli.checks import hashes_of
-from treeopt.cli.configuration import command_named, option_name
+from treeopt.cli.configuration import command_named, option_name, typed_line
 from treeopt.cli.console import Console, command, run_inside
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import (
@@ -59,11 +59,10 @@ def run(console: Console, file: str, mapped: tuple[str, ...], **devices: str | N
     """
     made = _checked(Path(file), mapped)
     [name] = set(made).difference(NO_COMMANDS)
-    options = {str(one.name): one for one in command_named(name).params}
-    arguments = [option_name(one) for one in options.values() if isinstance(one, click.Argument)]
-    [line] = command_lines({name: made[name]}, arguments=arguments)
+    line = typed_line(command_named(name), made)
     console.say(f"command   {line}")
-    given = [f"--{option_name(options[key])}={value}" for key, value in devices.items() if value and key in options]
+    known = {str(one.name): option_name(one) for one in command_named(name).params}
+    given = [f"--{known[key]}={value}" for key, value in devices.items() if value and key in known]
     with _again(console, Path(file), name, made, given) as again:
         same = _bytes(Path(file)) == _bytes(again)
         difference = None if same else _difference(Path(file), again, name)
@@ -156,7 +155,6 @@ def _again(console: Console, file: Path, name: str, made: Mapping[str, Any], dev
 
 
 def _is_result(file: Path) -> bool:
-    """Whether a file is a result of --json."""
     return file.suffix == ".json" and not Path(f"{file}.treeopt.yaml").exists()
 
 
@@ -180,7 +178,7 @@ def _outputs(file: Path, name: str, content: Mapping[str, Any], folder: Path) ->
 
 def _printed(console: Console, name: str, words: list[str], *, keep: bool) -> str:
     """The standard output of a command, which is kept where only its status is an error."""
-    words = [*words, *(["--quiet"] if console.quiet else []), *(["--no-progress"] if console.shown.no_progress else [])]
+    words = [*words, *(["--quiet"] if console.quiet else []), *(["--no-progress"] if console.no_progress else [])]
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import re
 import sys
@@ -43,7 +44,6 @@ def echo(text: str = "", *, err: bool = False, end: str = "\n") -> None:
 
 
 def echo_json(data: Mapping[str, Any], *, err: bool = False) -> None:
-    """Print one JSON object on a line."""
     _write(json.dumps(data, allow_nan=False) + "\n", err=err)
 
 
@@ -133,3 +133,34 @@ def heartbeat(name: str) -> Progress:
         echo(f"{name} {done}/{total} {share:.0%} {left}  {note}", err=True)
 
     return update
+
+
+# Variables by which other libraries print errors only; each is read when its library is imported.
+QUIET_LIBRARIES = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_DISABLE": "1",
+}
+
+
+def show_messages(*, verbose: bool) -> None:
+    """Print the messages of the library to standard error: notes; verbose all, and those of transformers."""
+    log = logging.getLogger("treeopt")
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.DEBUG if verbose else logging.INFO)
+    if not verbose:
+        return
+    for name in QUIET_LIBRARIES:
+        os.environ.pop(name, None)
+    os.environ["TRANSFORMERS_VERBOSITY"] = "info"
+    if "transformers" in sys.modules:
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.set_verbosity_info()
+
+
+def colored() -> bool:
+    """Whether text may be colored, as rich decides: on a terminal, by NO_COLOR and by FORCE_COLOR."""
+    forced = bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
+    return forced or bool(sys.stdout and sys.stdout.isatty())

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+import treeopt
 from treeopt.cli.checks import check_apart, check_belongs, check_inputs
 from treeopt.cli.console import Console, command
-from treeopt.cli.numbers import SEED, FiniteRange
-from treeopt.cli.options import base_options, loading_options, say_base
-from treeopt.cli.work_options import resumable
+from treeopt.cli.numbers import ABOVE_ZERO, COUNT, NOT_NEGATIVE, SEED, FiniteRange
+from treeopt.cli.options import base_options, chat_template_option, group, loading_options, say_base
+from treeopt.cli.work_options import interruptible
 from treeopt.errors import counted
 from treeopt.files.configurations import storing
 
@@ -28,59 +29,46 @@ _FORM = ("num_heads", "blocks", "shared_lm_head")  # of new heads
 _JOINT = ("rank", "alpha", "dropout", "heads_rate", "heads_weight", "heads_schedule", "self_distill")
 
 
-def _joint_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of stage 2."""
-    above = FiniteRange(min=0, min_open=True)
-    share = FiniteRange(0, 1, max_open=True)
-    count = click.IntRange(min=1)
-    schedules = click.Choice(["constant", "sine"])
-    for option in (
-        click.option("--merge", help="Stage 2: folder for the base with its adapter in the weights, as a checkpoint."),
-        click.option("--self-distill", is_flag=True, help="Stage 2: keep the base's distribution, not the texts'."),
-        click.option("--heads-schedule", type=schedules, help="Stage 2 [default: constant with --heads, else sine]."),
-        click.option(
-            "--heads-weight", type=above, help="Stage 2: weight of the heads' loss [default: 0.2, or 0.01 on the sine]."
-        ),
-        click.option("--heads-rate", type=above, default=4.0, help="Stage 2: rate over the adapter's."),
-        click.option("--dropout", type=share, default=0.05, help="Stage 2: of the adapter."),
-        click.option("--alpha", type=above, default=16.0, help="Stage 2: scale of the adapter."),
-        click.option("--rank", type=count, default=32, help="Stage 2: of the adapter."),
-        click.option("--heads", help="Stage 2: heads to start from, as those of stage 1 [default: new ones]."),
-        click.option(
-            "--stage",
-            type=click.IntRange(1, 2),
-            default=1,
-            help="1: the heads alone (Medusa-1). 2: the heads and a LoRA adapter of the base (Medusa-2).",
-        ),
-    ):
-        function = option(function)
-    return function
+_NOT_ALL = FiniteRange(0, 1, max_open=True)
+_STAGES = "1: the heads alone (Medusa-1). 2: the heads and a LoRA adapter of the base (Medusa-2)."
+_WEIGHT = "Stage 2: weight of the heads' loss [default: 0.2, or 0.01 on the sine]."
+_SCHEDULE = "Stage 2 [default: constant with --heads, else sine]."
+_MERGED = "Stage 2: folder for the base with its adapter in the weights, as a checkpoint."
+_joint_options = group(  # of stage 2
+    click.option("--stage", type=click.IntRange(1, 2), default=1, help=_STAGES),
+    click.option("--heads", help="Stage 2: heads to start from, as those of stage 1 [default: new ones]."),
+    click.option("--rank", type=COUNT, default=32, help="Stage 2: of the adapter."),
+    click.option("--alpha", type=ABOVE_ZERO, default=16.0, help="Stage 2: scale of the adapter."),
+    click.option("--dropout", type=_NOT_ALL, default=0.05, help="Stage 2: of the adapter."),
+    click.option("--heads-rate", type=ABOVE_ZERO, default=4.0, help="Stage 2: rate over the adapter's."),
+    click.option("--heads-weight", type=ABOVE_ZERO, help=_WEIGHT),
+    click.option("--heads-schedule", type=click.Choice(["constant", "sine"]), help=_SCHEDULE),
+    click.option("--self-distill", is_flag=True, help="Stage 2: keep the base's distribution, not the texts'."),
+    click.option("--merge", help=_MERGED),
+)
+_RATE = "Peak of the heads' rate [default: 0.001]; at stage 2 of the adapter's [default: 0.0005]."
 
 
 @command("train")
 @base_options
 @_joint_options
 @click.option("--data", "data", multiple=True, required=True, help="Training texts (repeatable).")
-@click.option("--num-heads", type=click.IntRange(min=1), default=5, help="Number of heads.")
-@click.option("--blocks", type=click.IntRange(min=0), default=1, help="Residual blocks of a head.")
+@click.option("--num-heads", type=COUNT, default=5, help="Number of heads.")
+@click.option("--blocks", type=NOT_NEGATIVE, default=1, help="Residual blocks of a head.")
 @click.option("--shared-lm-head", is_flag=True, help="Use the base's LM head: a tenth of the memory, faster steps.")
 @click.option("--load-in-4bit", is_flag=True, help="Quantise the base (needs CUDA and bitsandbytes).")
 @click.option("--length", type=click.IntRange(min=3), default=2048, help="Most tokens of a text.")
-@click.option("--epochs", type=FiniteRange(min=0, min_open=True), default=1.0, help="Passes over the texts.")
-@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps, in place of --epochs.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=8, help="Texts of one forward.")
-@click.option("--accumulate", type=click.IntRange(min=1), default=1, help="Forwards of one step.")
-@click.option(
-    "--learning-rate",
-    type=FiniteRange(min=0, min_open=True),
-    help="Peak of the heads' rate [default: 0.001]; at stage 2 of the adapter's [default: 0.0005].",
-)
-@click.option("--warmup", type=FiniteRange(0, 1, max_open=True), default=0.05, help="Share of the steps.")
+@click.option("--epochs", type=ABOVE_ZERO, default=1.0, help="Passes over the texts.")
+@click.option("--steps", type=COUNT, help="Optimizer steps, in place of --epochs.")
+@click.option("--batch-size", type=COUNT, default=8, help="Texts of one forward.")
+@click.option("--accumulate", type=COUNT, default=1, help="Forwards of one step.")
+@click.option("--learning-rate", type=ABOVE_ZERO, help=_RATE)
+@click.option("--warmup", type=_NOT_ALL, default=0.05, help="Share of the steps.")
 @click.option("--weight-decay", type=FiniteRange(min=0), default=0.0, help="Of the weights.")
-@click.option("--holdout", type=click.IntRange(min=0), default=0, help="Texts held out, by which the heads are judged.")
-@click.option("--log-every", type=click.IntRange(min=1), default=10, help="Steps of a log line.")
+@click.option("--holdout", type=NOT_NEGATIVE, default=0, help="Texts held out, by which the heads are judged.")
+@click.option("--log-every", type=COUNT, default=10, help="Steps of a log line.")
 @click.option("--bf16", is_flag=True, help="Mixed precision in the heads; their weights stay float32.")
-@click.option("--chat-template/--no-chat-template", default=True, help="Use the tokenizer's chat template.")
+@chat_template_option
 @click.option("--seed", type=SEED, default=0, help="Of the order of the texts.")
 @click.option("--resume", is_flag=True, help="Continue the unfinished run in the output folder.")
 @click.option("--force", is_flag=True, help="Replace heads, and delete an unfinished run, in the output folder.")
@@ -88,12 +76,11 @@ def _joint_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def run(console: Console, **options: Any) -> None:
     """Train draft heads for a base model (Medusa-1), or heads and a LoRA adapter of the base (Medusa-2).
 
-    Each head starts as a copy of the base's LM head and learns to predict a later token. Training texts should resemble
-    the texts that will be drafted: use `treeopt distill` with prompts like yours. Losses and accuracies are written to
-    metrics.jsonl in the output folder.
+    Training texts should resemble the texts that will be drafted: use `treeopt distill` with prompts like yours. Losses
+    and accuracies are written to metrics.jsonl in the output folder.
 
-    Stage 2 changes the base's distribution, little with --self-distill. Its adapter is written to OUTPUT/adapter; other
-    commands take it as --adapter. It needs the package peft.
+    Stage 2 changes the base's distribution, little with --self-distill. Its adapter is written to OUTPUT/adapter, for
+    --adapter of other commands. It needs the package peft.
     """
     check_inputs()
     _check_options(options)
@@ -112,7 +99,7 @@ def run(console: Console, **options: Any) -> None:
     texts = _texts(console, base, files, options)
     if options["stage"] == 2:
         _say_adapter(console, base)
-    again = resumable(console, "from the last checkpoint")
+    again = interruptible(console, lambda: "the same command with --resume continues from the last checkpoint")
     with storing(console.configuration), again, console.progress("train") as progress:
         trained, score = _train(base, texts, options, progress)
         if options["merge"] is not None and (console.for_people or console.for_programs):  # one process of torchrun
@@ -124,7 +111,6 @@ command = run
 
 
 def _check_options(options: dict[str, Any]) -> None:
-    """Raise a usage error for options that contradict each other."""
     if not options["blocks"] and options["shared_lm_head"]:
         raise click.UsageError("--blocks 0 with --shared-lm-head leaves nothing to train")
     check_apart("resume", "force")
@@ -160,9 +146,8 @@ def _train(
     """Train by the stage of the options; the second stage judges the base too."""
     from treeopt.train.medusa1 import train_heads
     from treeopt.train.medusa2 import train_jointly
-    from treeopt.train.settings import JointSettings, Settings
 
-    kind = Settings if options["stage"] == 1 else JointSettings
+    kind = treeopt.Settings if options["stage"] == 1 else treeopt.JointSettings
     given = {field.name: options.get(field.name) for field in fields(kind)}
     settings: Any = kind(**{name: value for name, value in given.items() if value is not None})
     more = {"progress": progress, "resume": options["resume"], "overwrite": options["force"]}
@@ -176,18 +161,16 @@ def _merge(console: Console, options: dict[str, Any]) -> None:
     """Write the base with the new adapter in its weights, which --resume cannot repeat."""
     from treeopt.models.adapters import ADAPTER_FOLDER
     from treeopt.models.base import load_base
-    from treeopt.models.merged import save_merged
 
     adapter, folder = Path(options["output"]) / ADAPTER_FOLDER, options["merge"]
-    given = "".join(f", {name}={options[name]!r}" for name in ("dtype", "device") if options[name] != "auto")
-    replaced = ", overwrite=True" if options["force"] else ""
-    later = f"treeopt.load_base({options['model']!r}, adapter={str(adapter)!r}{given})"
-    later = f"treeopt.save_merged({later}, {folder!r}{replaced})"
     try:
         base = load_base(options["model"], dtype=options["dtype"], device=options["device"], adapter=adapter)
-        save_merged(base, folder, overwrite=options["force"])
+        treeopt.save_merged(base, folder, overwrite=options["force"])
     except BaseException:
-        console.warn(f"heads and adapter are written; to merge later, in Python: {later}")
+        given = "".join(f", {name}={options[name]!r}" for name in ("dtype", "device") if options[name] != "auto")
+        later = f"treeopt.load_base({options['model']!r}, adapter={str(adapter)!r}{given})"
+        later += f", {folder!r}" + (", overwrite=True" if options["force"] else "")
+        console.warn(f"heads and adapter are written; to merge later, in Python: treeopt.save_merged({later})")
         raise
     console.note(f"wrote {folder}   the base with the adapter in its weights")
 
@@ -223,28 +206,21 @@ def _say_adapter(console: Console, base: Base) -> None:
 
 
 def _report(console: Console, trained: Trained, score: BaseScore | None, options: dict[str, Any]) -> None:
-    """Print the scores of heads and base on the texts held out."""
     rows = [
         [f"head {h}", f"{score.loss:.3f}", *(f"{share:.1%}" for share in score.top), str(score.trials)]
         for h, score in enumerate(trained.held_out, start=1)
     ]
     if rows:
-        tops = [f"top-{i}" for i in range(1, len(trained.held_out[0].top) + 1)]
-        console.table(["", "loss", *tops, "trials"], rows)
+        console.table(["", "loss", *(f"top-{i + 1}" for i in range(len(trained.held_out[0].top))), "trials"], rows)
         console.say(f"{counted(options['holdout'], 'text')} held out; loss in nats; top-i accuracy")
     if score is not None:
         change = f"{score.original_loss:.4f} nats before, {score.loss:.4f} with the adapter"
         console.say(f"the base's loss on them: {change}; divergence from the base {score.divergence:.4f}")
-    adapter = f" --adapter {options['output']}/adapter" if options["stage"] == 2 else ""
-    next_command = f"treeopt calibrate --heads {options['output']}{adapter} --prompts PROMPTS"
-    console.note(f"wrote {options['output']}   next: {next_command}")
+    output = options["output"]
+    adapter = f" --adapter {output}/adapter" if options["stage"] == 2 else ""
+    console.note(f"wrote {output}   next: treeopt calibrate --heads {output}{adapter} --prompts PROMPTS")
     joint = {} if score is None else {"base": vars(score)}
+    held_out = [vars(one) for one in trained.held_out]
     console.result(
-        {
-            "steps": trained.steps,
-            "heads": trained.heads.num_heads,
-            "held_out": [vars(score) for score in trained.held_out],
-            **joint,
-            "output": options["output"],
-        }
+        {"steps": trained.steps, "heads": trained.heads.num_heads, "held_out": held_out, **joint, "output": output}
     )

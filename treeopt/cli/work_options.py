@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import treeopt
 from treeopt.cli.checks import check_apart, given
 from treeopt.cli.console import Console
-from treeopt.cli.processes import known_team, team_of
+from treeopt.cli.options import force_option, group
+from treeopt.cli.processes import known_team, nproc_option, team_of
 from treeopt.defaults import AUTO, AUTO_BATCH
 from treeopt.errors import TreeoptError
 
@@ -27,13 +29,15 @@ if TYPE_CHECKING:
 
 def _shard(context: click.Context, option: click.Parameter, text: str | None) -> Shard | None:
     """`i/n`, with i from 0."""
+    if text is None:
+        return None
     from treeopt.runs.shards import Shard
 
-    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text or "0/1", flags=re.ASCII)
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, flags=re.ASCII)
     if found is None:
         raise click.BadParameter(f"{text!r} is not i/n, such as 0/4", context, option)
     try:
-        return None if text is None else Shard(int(found[1]), int(found[2]))
+        return Shard(int(found[1]), int(found[2]))
     except ValueError as error:
         raise click.BadParameter(str(error), context, option) from error
 
@@ -48,10 +52,13 @@ def _batch_size(context: click.Context, option: click.Parameter, text: str) -> i
         raise click.BadParameter(f"{error.message.rstrip('.')}, nor {AUTO}.", context, option) from error
 
 
-def batch_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--batch-size` of commands that store their batches."""
-    text = f"Prompts decoded together; {AUTO}: {AUTO_BATCH}, and half as many wherever memory runs out."
-    return click.option("--batch-size", callback=_batch_size, metavar="N|auto", default="16", help=text)(function)
+batch_option = click.option(  # of commands that store their batches
+    "--batch-size",
+    callback=_batch_size,
+    metavar="N|auto",
+    default="16",
+    help=f"Prompts decoded together; {AUTO}: {AUTO_BATCH}, and half as many wherever memory runs out.",
+)
 
 
 def batch_settings(console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,20 +67,20 @@ def batch_settings(console: Console, options: Mapping[str, Any]) -> dict[str, An
         return {"batch_size": options["batch_size"]}
     if options.get("shard") is not None:
         raise click.UsageError(f"--shard needs a --batch-size that is a number: with {AUTO} shards could differ in it")
-    from treeopt.models.auto_batch import AutoBatch
-
-    return {"auto_batch": AutoBatch(say=console.warn)}
+    return {"auto_batch": treeopt.AutoBatch(say=console.warn)}
 
 
-def resume_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--resume` of a command with a work folder."""
-    return click.option("--resume", is_flag=True, help="Continue the unfinished run in OUTPUT.partial.")(function)
-
-
-def shard_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--shard i/n` of a command whose batches can be divided among jobs."""
-    text = "Work on part i of n, from 0, and write it for `treeopt merge` [-o calibration.i-of-n.safetensors]."
-    return click.option("--shard", callback=_shard, metavar="i/n", help=text)(function)
+shard_option = click.option(  # of a command whose batches can be divided among jobs
+    "--shard",
+    callback=_shard,
+    metavar="i/n",
+    help="Work on part i of n, from 0, and write it for `treeopt merge` [-o calibration.i-of-n.safetensors].",
+)
+work_options = group(  # of commands that store their batches in a work folder, and can divide them
+    nproc_option,
+    click.option("--resume", is_flag=True, help="Continue the unfinished run in OUTPUT.partial."),
+    force_option,
+)
 
 
 def name_shard(options: dict[str, Any]) -> None:
@@ -96,14 +103,8 @@ def open_work(options: Mapping[str, Any]) -> Work:
 
 
 @contextmanager
-def resumable(console: Console, where: str) -> Iterator[None]:
-    """Context of long work that --resume can continue: an interruption prints how, and is raised again."""
-    with _interruption(console, lambda: f"the same command with --resume continues {where}"):
-        yield
-
-
-@contextmanager
-def _interruption(console: Console, state: Callable[[], str]) -> Iterator[None]:
+def interruptible(console: Console, state: Callable[[], str]) -> Iterator[None]:
+    """Context of long work: an interruption prints what is kept of it, and is raised again."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -135,7 +136,7 @@ def ending_work(console: Console, work: Work) -> Iterator[None]:
     if handles:
         signal.signal(signal.SIGINT, stop)
     try:
-        with _interruption(console, stored):
+        with interruptible(console, stored):
             yield
     except BaseException:
         with suppress(OSError, TreeoptError):  # the error that ends the work is printed
