@@ -173,8 +173,10 @@ def _answers(address: str) -> bool:
             get_session().head(address, timeout=HUB_SECONDS)
             answered.set()
 
-    threading.Thread(target=ask, daemon=True).start()
-    return answered.wait(HUB_SECONDS)
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(HUB_SECONDS)
+    return answered.is_set()
 
 
 def check_cache() -> Iterator[Check]:
