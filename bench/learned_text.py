@@ -50,9 +50,8 @@ from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.progress import Progress, silent
 from treeopt.runs.work import BatchRun, Chunk, chunk_name
-from treeopt.texts.answers import AnswerOptions, Drawn, answer_all
+from treeopt.texts.answers import AnswerOptions, Drawn, answer_all, hidden_states
 from treeopt.texts.encode import Text, encode_prompts
-from treeopt.texts.hidden_states import hidden_states
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
 from treeopt.texts.samples import Drawing, draw
 from treeopt.traces import NONE

@@ -44,8 +44,8 @@ from treeopt.evaluate.validate import quality
 from treeopt.optimize.per_step import replay_policy, sizes_of, traced_steps
 from treeopt.optimize.replay import Replay, children_of, replay, visits
 from treeopt.policy import Plan
+from treeopt.texts.answers import answer_logits
 from treeopt.texts.encode import Text, encode_prompts
-from treeopt.texts.hidden_states import answer_logits
 from treeopt.tree import Tree
 
 SIZES = (4, 16, 64)

@@ -28,8 +28,8 @@ from treeopt.evaluate.validate import validate
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import Plan, TreePolicy
+from treeopt.texts.answers import hidden_states
 from treeopt.texts.encode import Text
-from treeopt.texts.hidden_states import hidden_states
 from treeopt.tree import Tree
 
 NEW = 30

@@ -28,9 +28,8 @@ from treeopt.models.given import load_pair
 from treeopt.models.head_files import LoadedHeads
 from treeopt.ngram_table import CONTEXT, NgramTable
 from treeopt.runs.work import Chunk, pack_rows
-from treeopt.texts.answers import AnswerOptions, Drawn, answer_all, continue_texts
+from treeopt.texts.answers import AnswerOptions, Drawn, answer_all, continue_texts, hidden_states
 from treeopt.texts.encode import Text, encode_prompts
-from treeopt.texts.hidden_states import hidden_states
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
 from treeopt.texts.samples import Drawing, draw
 

@@ -20,8 +20,8 @@ from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import TextTraces, trace_texts
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
+from treeopt.texts.answers import hidden_states
 from treeopt.texts.encode import Text
-from treeopt.texts.hidden_states import hidden_states
 from treeopt.traces import MISS, NONE
 
 SEEDS = int(os.environ.get("TREEOPT_SEEDS", "4"))  # of each source

@@ -21,8 +21,8 @@ from treeopt.drafting.ngram import RecordProposer
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import Target, TextTraces, trace_texts
 from treeopt.models.base import Base
+from treeopt.texts.answers import hidden_states
 from treeopt.texts.encode import Text
-from treeopt.texts.hidden_states import hidden_states
 from treeopt.traces import MISS, NONE
 
 

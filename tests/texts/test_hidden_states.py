@@ -15,8 +15,8 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.policy import TreePolicy
+from treeopt.texts.answers import answer_logits, hidden_states
 from treeopt.texts.encode import Text
-from treeopt.texts.hidden_states import answer_logits, hidden_states
 from treeopt.train.lora import adapted
 from treeopt.train.settings import JointSettings
 from treeopt.tree import Tree

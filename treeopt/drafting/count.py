@@ -22,9 +22,8 @@ from treeopt.models.logits import rows_at_once
 from treeopt.ngram_table import CONTEXT, NgramTable, context_keys
 from treeopt.progress import Progress, silent
 from treeopt.runs.work import ALONE, BatchRun, Chunk, pack_rows, unpack_rows
-from treeopt.texts.answers import Drawn
+from treeopt.texts.answers import Drawn, hidden_states
 from treeopt.texts.encode import Text
-from treeopt.texts.hidden_states import hidden_states
 
 DISCOUNT = 0.75
 ROW = 16  # successors of a context in the table

@@ -25,8 +25,8 @@ from treeopt.drafting.trace import positions_of
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.values import isotonic
+from treeopt.texts.answers import hidden_states
 from treeopt.texts.encode import Text
-from treeopt.texts.hidden_states import hidden_states
 
 Floats = NDArray[np.float64]
 Pairs = tuple[tuple[float, float], ...]

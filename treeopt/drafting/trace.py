@@ -20,8 +20,8 @@ from treeopt.defaults import STEP_SIZES
 from treeopt.drafting.interface import Expansion, Floats, Ints, Proposer, ProposerSession
 from treeopt.models.base import Base
 from treeopt.models.logits import rows_at_once
+from treeopt.texts.answers import answer_logits, hidden_states
 from treeopt.texts.encode import Text
-from treeopt.texts.hidden_states import answer_logits, hidden_states
 from treeopt.traces import MISS, NONE, TARGET_RANKS, Ranks, StepTraces, TargetTraces
 
 BASE = "base"  # the source of the root of every step, which is the base model's own token

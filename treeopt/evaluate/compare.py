@@ -64,9 +64,8 @@ from treeopt.optimize.per_step import build_policy
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
-from treeopt.texts.answers import AnswerOptions, answer_all
+from treeopt.texts.answers import AnswerOptions, answer_all, hidden_states
 from treeopt.texts.encode import Text, encode_prompts
-from treeopt.texts.hidden_states import hidden_states
 from treeopt.texts.prompts import GivenPrompts, PromptSet, as_prompt_set
 from treeopt.traces import MISS, NONE, Ranks
 from treeopt.tree import Tree

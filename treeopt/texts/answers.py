@@ -1,4 +1,4 @@
-"""The base model's own continuations of prompts, turn by turn, by stock `generate`."""
+"""The base model's own continuations of prompts, turn by turn, by stock `generate`, and the states behind them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from treeopt.errors import check_counts
 from treeopt.models.auto_batch import AutoBatch, in_parts
 from treeopt.models.base import Base
+from treeopt.models.compatibility import check_states_fit
 from treeopt.sampling import batch_seed, check_seed, check_temperature
 from treeopt.texts.encode import Text, next_turn
 from treeopt.texts.prompts import Skipped
@@ -201,3 +202,26 @@ def cut_at_end(answer: list[int], eos_ids: Sequence[int]) -> list[int]:
 def _length(text: Text) -> tuple[int, str]:
     """The order of prompts: by length, and by id among those of equal length."""
     return len(text.prompt), text.prompt_id
+
+
+@torch.inference_mode()
+def hidden_states(base: Base, texts: Sequence[Text]) -> list[Tensor]:
+    """Hidden states of the answers, one [G, d] a text: row i is the state that predicts answer token i."""
+    # The last token is left out, as none follows it. A causal model does not attend to padding on the right.
+    inputs = [text.prompt + text.answer[:-1] for text in texts]
+    ids = torch.full((len(texts), max(map(len, inputs))), base.pad_id)
+    for row, tokens in enumerate(inputs):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+    logits, hidden = base.forward(ids.to(base.device), use_cache=False, logits_to_keep=1)
+    base.check_finite(logits, hidden)
+    check_states_fit(base, hidden)
+    return [hidden[row, len(t.prompt) - 1 : len(t.prompt) - 1 + len(t.answer)] for row, t in enumerate(texts)]
+
+
+@torch.inference_mode()
+def answer_logits(base: Base, text: Text) -> Tensor:
+    """The whole model's logits float [G, V] at an answer's positions; row i predicts answer token i."""
+    ids = torch.tensor([text.prompt + text.answer[:-1]], device=base.device)
+    logits, hidden = base.forward(ids, use_cache=False, logits_to_keep=len(text.answer))
+    base.check_finite(logits, hidden)
+    return logits[0]
