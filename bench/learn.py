@@ -33,7 +33,7 @@ def one_pass(base: Base, texts: Sequence[Text], drawing: Drawing) -> NgramCounts
     for drawn in draw(base, texts, drawing):
         count_drawn(counts, drawn)
     by_prompt = {text.prompt_id: counts for text in texts}
-    count_texts(base, texts, by_prompt, greedy=True, batch_size=drawing.batch_size)
+    count_texts(base, texts, by_prompt, AnswerOptions(batch_size=drawing.batch_size))
     return counts
 
 

@@ -45,7 +45,6 @@ class Step:
 @compiled
 def candidates_of_nodes(k: Kernel, rows: Ints, paths: Ints, tokens: Ints, scores: Floats, counts: Ints) -> None:
     """All candidates of each node, in the order in which they were proposed."""
-    k.work.map_key[:] = -1
     for node in range(len(rows)):
         begin_row(k, rows[node])
         for place in range(paths.shape[1]):

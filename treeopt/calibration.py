@@ -205,31 +205,25 @@ class Calibration:
                         Code.CALIBRATION_MISMATCH, f"prompt {prompt} has a different trace in each calibration"
                     )
                 parts.setdefault(prompt, (record, s))
-        chosen = [parts[prompt] for prompt in sorted(parts)]
-        rows = [record.sequence(s) for record, s in chosen]
-        return Calibration(
-            ranks=np.concatenate(rows) if rows else self.ranks.copy(),
-            offsets=_offsets(rows),
-            prompt_ids=tuple(sorted(parts)),
-            token_hashes=tuple(record.token_hashes[s] for record, s in chosen),
-            top_k=self.top_k,
-            provenance=functools.reduce(merged_provenance, (record.provenance for record in (self, *others))),
-            steps=joined([record.sequence_steps(s) for record, s in chosen]),
-            target=joined([record.sequence_target(s) for record, s in chosen]),
-        )
+        provenance = functools.reduce(merged_provenance, (record.provenance for record in (self, *others)))
+        return self._joined([parts[prompt] for prompt in sorted(parts)], provenance)
 
     def select(self, chosen: Sequence[int] | NDArray[np.int64]) -> Calibration:
         """These sequences (indices, ascending), with unchanged provenance and prompt ids."""
-        rows = [self.sequence(s) for s in chosen]
+        return self._joined([(self, s) for s in chosen], self.provenance)
+
+    def _joined(self, chosen: Sequence[tuple[Calibration, int]], provenance: Provenance) -> Calibration:
+        """These sequences of calibrations like this one."""
+        rows = [record.sequence(s) for record, s in chosen]
         return Calibration(
             ranks=np.concatenate([self.ranks[:0], *rows]),
-            offsets=_offsets(rows),
-            prompt_ids=tuple(self.prompt_ids[s] for s in chosen),
-            token_hashes=tuple(self.token_hashes[s] for s in chosen),
+            offsets=np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64),
+            prompt_ids=tuple(record.prompt_ids[s] for record, s in chosen),
+            token_hashes=tuple(record.token_hashes[s] for record, s in chosen),
             top_k=self.top_k,
-            provenance=self.provenance,
-            steps=joined([self.sequence_steps(s) for s in chosen]),
-            target=joined([self.sequence_target(s) for s in chosen]),
+            provenance=provenance,
+            steps=joined([record.sequence_steps(s) for record, s in chosen]),
+            target=joined([record.sequence_target(s) for record, s in chosen]),
         )
 
     def sequence(self, s: int) -> Ranks:
@@ -243,10 +237,6 @@ class Calibration:
     def sequence_target(self, s: int) -> TargetTraces | None:
         """The target's probabilities of one sequence."""
         return None if self.target is None else self.target.rows(slice(self.offsets[s], self.offsets[s + 1]))
-
-
-def _offsets(rows: Sequence[Ranks]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
 
 
 def _shown(value: object) -> str:

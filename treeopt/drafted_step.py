@@ -9,34 +9,20 @@ from treeopt.tree import ROOT, Tree
 
 @dataclass(frozen=True)
 class DraftedStep:
-    """One step of one text.
+    """One step of one text, whose tree has N nodes; of a per-step tree the ranks are the order of siblings.
 
-    Args:
-        tree: the tree of the step, N nodes. Of a per-step tree the ranks are the order of siblings, without values.
-        tokens: [N], the token of each node; None for a node without a draft.
-        texts: [N], the text that each token adds to its path; empty for a node without a draft.
-        probabilities: [N], the probability that the base model gives each token after the path of its parent; None for
-            the root, which was chosen by the step before, and for a node without a draft.
-        accepted: the nodes from the root to the last accepted draft.
-        bonus: the base model's token after the accepted path, which is the root of the next step; None where the text
-            ends on the accepted path.
-        bonus_text: the text that it adds; empty where there is none.
-        number: of the step, from 1.
-        prompt: the text that is continued.
-
-    Raises:
-        ValueError: where a list has another length, or the accepted nodes are no path from the root.
+    ValueError where a list has another length, or the accepted nodes are no path from the root.
     """
 
     tree: Tree
-    tokens: tuple[int | None, ...]
-    texts: tuple[str, ...]
-    probabilities: tuple[float | None, ...]
-    accepted: tuple[int, ...]
-    bonus: int | None = None
-    bonus_text: str = ""
-    number: int = 1
-    prompt: str = ""
+    tokens: tuple[int | None, ...]  # [N], the token of each node; None for a node without a draft
+    texts: tuple[str, ...]  # [N], the text that each token adds to its path; empty for a node without a draft
+    probabilities: tuple[float | None, ...]  # [N], by the base, after the parent's path; None as above and for the root
+    accepted: tuple[int, ...]  # the nodes from the root to the last accepted draft
+    bonus: int | None = None  # the base's token after them, the next root; None where the text ends before
+    bonus_text: str = ""  # the text that it adds
+    number: int = 1  # of the step, from 1
+    prompt: str = ""  # the text that is continued
 
     def __post_init__(self) -> None:
         lengths = {len(self.tokens), len(self.texts), len(self.probabilities)}

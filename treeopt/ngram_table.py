@@ -112,13 +112,7 @@ def context_keys(context: NDArray[np.int64]) -> NDArray[np.int64]:
 
     The upper bits of a key are the number of tokens; the lower 60 are the sum of token j (0 is the last) times the j-th
     multiplier, modulo 2^60. So keys sort by the number of tokens, and two contexts have equal keys with a probability
-    below 2^-42.
-
-    Args:
-        context: int64 [..., CONTEXT], the last token first.
-
-    Returns:
-        int64 [..., CONTEXT].
+    below 2^-42. Both are int64 [..., CONTEXT]; the last token is the first of `context`.
     """
     keys: NDArray[np.int64] = (context * MULTIPLIERS).cumsum(-1)
     keys &= HASH_MASK

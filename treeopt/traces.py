@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,22 @@ _ROUNDING = 0.01  # of a sum of float16 numbers that is 1
 T = TypeVar("T", "StepTraces", "TargetTraces")
 
 
+class ArrayRows:
+    """A record whose fields are all arrays with as many rows, or None."""
+
+    def rows(self, chosen: slice | NDArray[Any]) -> Self:
+        """These rows."""
+        return type(self)(*(array if array is None else array[chosen] for array in vars(self).values()))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The rows of all parts, in order."""
+        arrays = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*(None if array[0] is None else np.concatenate(array) for array in arrays))
+
+
 @dataclass(frozen=True, eq=False)
-class StepTraces:
+class StepTraces(ArrayRows):
     """Traces of per-step trees: one row for each position, as in `Calibration`.
 
     Args:
@@ -37,16 +51,6 @@ class StepTraces:
     node_rank: Ranks
     expected_tokens: NDArray[np.float32]
     confidence: NDArray[np.float16]
-
-    def rows(self, chosen: slice) -> StepTraces:
-        """The rows of these positions."""
-        return StepTraces(self.node_rank[chosen], self.expected_tokens[chosen], self.confidence[chosen])
-
-    @classmethod
-    def joined(cls, parts: Sequence[StepTraces]) -> StepTraces:
-        """The rows of all parts, in order."""
-        arrays = ([getattr(part, name) for part in parts] for name in ("node_rank", "expected_tokens", "confidence"))
-        return cls(*(np.concatenate(array) for array in arrays))
 
     def fault(self, ranks: Ranks) -> str:
         """What makes this no trace beside these ranks; empty where nothing does."""
@@ -73,7 +77,7 @@ class StepTraces:
 
 
 @dataclass(frozen=True, eq=False)
-class TargetTraces:
+class TargetTraces(ArrayRows):
     """The target's probabilities of a drafter's candidates after the true tokens, for texts that were sampled from it.
 
     With them the tokens of a step under sampling are a sum of probabilities, with the same mean as the count of
@@ -93,18 +97,6 @@ class TargetTraces:
     def ranks(self) -> int:
         """R, the number of candidates of a level."""
         return int(self.probability.shape[2])
-
-    def rows(self, chosen: slice | NDArray[np.int64]) -> TargetTraces:
-        """The rows of these positions."""
-        return TargetTraces(self.probability[chosen], None if self.places is None else self.places[chosen])
-
-    @classmethod
-    def joined(cls, parts: Sequence[TargetTraces]) -> TargetTraces:
-        """The rows of all parts, in order."""
-        places = [part.places for part in parts if part.places is not None]
-        assert len(places) in (0, len(parts))
-        probability = np.concatenate([part.probability for part in parts])
-        return cls(probability, np.concatenate(places) if places else None)
 
     def fault(self, ranks: Ranks, steps: StepTraces | None) -> str:
         """What makes this no trace beside these ranks and per-step trees; empty where nothing does."""

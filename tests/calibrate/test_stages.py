@@ -12,20 +12,22 @@ from looped import looped
 from teams import together
 from tiny import chat_base, random_heads, tiny_base
 
-from treeopt.calibrate.job import CalibrationOptions, Job, job_of
 from treeopt.calibrate.pipeline import (
+    CalibrationOptions,
+    Job,
     _check_rows,
-    _of_arrays,
     _put,
     answer_shard,
     as_calibration,
     calibrate,
     check_whole,
+    job_of,
     run_calibration,
 )
 from treeopt.calibration import Provenance
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
+from treeopt.drafting.trace import TextTraces
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.auto_batch import AutoBatch
 from treeopt.progress import Progress, silent
@@ -100,9 +102,9 @@ def test_texts_of_a_run() -> None:
 def test_step_traces_are_those_of_the_drafter() -> None:
     """The arrays of all texts are traces by name: ranks alone, with per-step trees, with the target's probabilities."""
     ranks, steps = np.zeros((2, 3), np.uint8), np.ones((2, 4), np.uint8)
-    assert _of_arrays({"ranks": ranks}).steps is None
+    assert TextTraces.of({"ranks": ranks}).steps is None
     made = {"node_rank": steps, "expected_tokens": steps.astype(float), "confidence": steps.astype(float)}
-    found = _of_arrays({"ranks": ranks, **made, "probability": ranks})
+    found = TextTraces.of({"ranks": ranks, **made, "probability": ranks})
     assert found.steps is not None
     assert found.target is not None
     assert found.steps.node_rank is steps

@@ -15,7 +15,7 @@ from naive_draft import Table, empty_table, naive_cache, naive_votes
 
 from treeopt.drafter import CACHE_LENGTHS, Drafter, Level
 from treeopt.drafting.interface import Features
-from treeopt.drafting.kernel.data import num_candidates
+from treeopt.drafting.kernel.data import CACHE, HEAD, NGRAM, PRIOR, num_candidates
 from treeopt.ngram_table import CONTEXT, NgramTable
 
 VOCAB = 20
@@ -63,8 +63,8 @@ def candidates_of(drafter: Drafter, rows: Sequence[Sequence[int]], path: Sequenc
 
 def by_token(found: Features, values: np.ndarray, row: int = 0) -> dict[int, float]:
     """The value of each candidate of one row, once."""
-    columns = zip(found.tokens[row].tolist(), values[row].tolist(), found.repeated[row].tolist(), strict=True)
-    return {token: value for token, value, repeated in columns if not repeated}
+    width = found.width[row]
+    return dict(zip(found.tokens[row, :width].tolist(), values[row, :width].tolist(), strict=True))
 
 
 # Text with the root, path, lengths found, the token of prompt lookup, and P_last of it with a cache_prior of 1.
@@ -93,7 +93,7 @@ def test_estimates_by_hand(case: str) -> None:
     text, path, count, token, wanted = ESTIMATES[case]
     found = features_of(drafter_of(), [text], path)
     assert found.found.tolist() == [count]
-    assert FIRST * math.exp(by_token(found, found.cache)[token]) == pytest.approx(wanted, rel=1e-5)
+    assert FIRST * math.exp(by_token(found, found.terms[CACHE])[token]) == pytest.approx(wanted, rel=1e-5)
     padded = [-1] * (32 - len(text)) + text
     assert naive_cache(padded, path, token, FIRST, 1.0) == (pytest.approx(wanted), count)
 
@@ -112,7 +112,7 @@ def test_no_places_leave_the_table_alone(case: str) -> None:
     text, path = NO_PLACES[case]
     found = features_of(drafter_of(voted=3), [text], path)
     assert found.found.tolist() == [0]
-    assert not found.cache.any()
+    assert not found.terms[CACHE].any()
     assert [naive_votes(text, path, length) for length in CACHE_LENGTHS] == [[]] * len(CACHE_LENGTHS)
 
 
@@ -125,7 +125,9 @@ def test_the_weight_is_that_of_the_longest_length(count: int) -> None:
     drafter = drafter_of([Level(cache=weights)] * 2)
     found, children = features_of(drafter, [text]), candidates_of(drafter, [text])
     assert children.tokens[0, 0] == FOREIGN
-    assert children.scores[0, 0] == pytest.approx(weights[count - 1] * by_token(found, found.cache)[FOREIGN], rel=1e-5)
+    assert children.scores[0, 0] == pytest.approx(
+        weights[count - 1] * by_token(found, found.terms[CACHE])[FOREIGN], rel=1e-5
+    )
 
 
 def test_window_ends_the_places() -> None:
@@ -146,9 +148,9 @@ def test_voted_order_by_hand() -> None:
     text = [9, 3, 9, 3, 9, 5, 9, 4, 6, 9, 8, 6, 9]
     # After 9: 3, 3, 5, 4, 8. After 6, 9: 8.
     found = features_of(drafter_of(voted=6), [text])
-    assert list(by_token(found, found.cache)) == [0, 8, 3, 4, 5]
+    assert list(by_token(found, found.terms[CACHE])) == [0, 8, 3, 4, 5]
     three = features_of(drafter_of(voted=3), [text])
-    assert list(by_token(three, three.cache)) == [0, 8, 3, 4]
+    assert list(by_token(three, three.terms[CACHE])) == [0, 8, 3, 4]
     assert num_candidates(drafter_of(voted=3)) == 1 + 1 + 3
 
 
@@ -163,10 +165,10 @@ def test_an_empty_table_gives_the_frequencies_of_the_text() -> None:
     assert found.tokens[1, :width].tolist() == [8, *range(8), *range(9, VOCAB)][:width]
     times = {3: 3, 5: 2, 9: 1}
     wanted = {t: math.log((times.get(t, 0) + 2 / VOCAB) / (6 + 2)) for t in found.tokens[0, :width].tolist()}
-    assert by_token(found, found.prior + found.ratios) == pytest.approx(wanted, abs=2e-3)
-    second = by_token(found, found.prior + found.ratios, 1)
+    assert by_token(found, found.terms[PRIOR] + found.terms[NGRAM]) == pytest.approx(wanted, abs=2e-3)
+    second = by_token(found, found.terms[PRIOR] + found.terms[NGRAM], 1)
     assert second == pytest.approx({t: math.log(((t == 8) + 2 / VOCAB) / 3) for t in second}, abs=2e-3)
-    assert found.prior[0].tolist() == pytest.approx([-math.log(VOCAB)] * found.prior.shape[1], abs=2e-3)
+    assert found.terms[PRIOR][0].tolist() == pytest.approx([-math.log(VOCAB)] * found.terms[PRIOR].shape[1], abs=2e-3)
 
 
 def test_levels_of_the_lm_head() -> None:
@@ -182,8 +184,8 @@ def test_levels_of_the_lm_head() -> None:
         found = scorer.features(step, nodes)
         if level < 2:
             assert found.tokens[0, :2].tolist() == [11, 13]
-            assert found.head[0, :2].tolist() == pytest.approx([5 - total, 4 - total], abs=1e-5)
+            assert found.terms[HEAD][0, :2].tolist() == pytest.approx([5 - total, 4 - total], abs=1e-5)
         else:
             assert 11 not in found.tokens[0]
-            assert not found.head.any()
+            assert not found.terms[HEAD].any()
         nodes = scorer.follow(step, nodes, np.zeros(1, np.int64), np.array([2]))

@@ -143,7 +143,9 @@ def test_places_of_several_rows(true: list[list[int]]) -> None:
 def test_places_by_hand() -> None:
     """A tree of 0, 1 and 0 0: a miss at one level is a miss at all below, even where a later token is in the tree."""
     none = np.zeros((1, 3), np.float32)
-    tree = Expansion(np.array([[0, 1, 0]]), np.array([[0, 0, 1]]), np.array([[1, 1, 2]]), none)
+    tree = Expansion(
+        np.array([[0, 1, 0]]), np.array([[0, 0, 1]]), np.array([[1, 1, 2]]), none, np.array([3]), np.array([4])
+    )
     wanted = {(0, 0, 0): [1, 3, 4], (1, 0, 0): [2, 4, 4], (2, 0, 0): [4, 4, 4], (0, -1, -1): [1, 4, 4]}
     for true, orders in wanted.items():
         assert node_ranks(tree, np.array([true])).tolist() == [orders]

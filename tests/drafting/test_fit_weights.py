@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter, Level
 from treeopt.drafting.fit import Evidence, evidence, fit_calibration_map, fit_level
 from treeopt.drafting.interface import Features
+from treeopt.drafting.kernel.data import CACHE, HEAD, NGRAM, PRIOR
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 def random_candidates(seed: int, positions: int, *, slots: int = 6, longest: int = 3) -> Features:
@@ -32,25 +34,31 @@ def random_candidates(seed: int, positions: int, *, slots: int = 6, longest: int
     length = rng.integers(0, longest + 1, positions)
     found = np.minimum(rng.integers(0, len(CACHE_LENGTHS) + 1, positions), 3)  # longer ones do not occur
     tokens[repeated[:, -1], -1] = tokens[repeated[:, -1], 0]
-    return Features(
-        tokens=tokens,
-        repeated=repeated,
-        head=rng.normal(-2.0, 1.5, tokens.shape).astype(np.float32),
-        prior=rng.normal(-4.0, 1.0, tokens.shape).astype(np.float32),
-        ratios=rng.normal(0.0, 1.5, tokens.shape).astype(np.float32),
-        prompt_lookup=tokens == tokens[:, -1:],
-        length=length,
-        cache=np.where(found[:, None] > 0, rng.normal(0.0, 1.5, tokens.shape), 0.0).astype(np.float32),
-        found=found,
+    shape = (4, *tokens.shape)
+    terms = rng.normal(
+        np.array([-2.0, -4.0, 0.0, 0.0])[:, None, None], np.array([1.5, 1, 1.5, 1.5])[:, None, None], shape
     )
+    terms[CACHE] *= found[:, None] > 0
+    looked_up = (tokens == tokens[:, -1:]).argmax(1)
+    return Features(tokens, terms.astype(np.float32), slots - repeated[:, -1], looked_up, length, found)
+
+
+def repeated(found: Features) -> Bools:
+    """Which are no candidates."""
+    return np.arange(found.tokens.shape[1]) >= found.width[:, None]
+
+
+def looked_up(found: Features) -> Bools:
+    """Which followed the latest longest match, if there is one."""
+    return np.arange(found.tokens.shape[1]) == found.looked_up[:, None]
 
 
 def scores_of(found: Features, level: Level) -> Floats:
     """Each candidate's score, -inf for repeated ones, with other_logit in a last column."""
     weight = np.array([0.0, *level.prompt_lookup])[np.minimum(found.length, MAX_MATCH)]
-    scores = level.head * found.head + level.prior * found.prior + level.ngram * found.ratios
-    scores = scores + np.array([0.0, *level.cache])[found.found][:, None] * found.cache
-    scores = np.where(found.repeated, -np.inf, scores + weight[:, None] * found.prompt_lookup)
+    scores = level.head * found.terms[HEAD] + level.prior * found.terms[PRIOR] + level.ngram * found.terms[NGRAM]
+    scores = scores + np.array([0.0, *level.cache])[found.found][:, None] * found.terms[CACHE]
+    scores = np.where(repeated(found), -np.inf, scores + weight[:, None] * looked_up(found))
     return np.concatenate([scores, np.full((len(scores), 1), level.other_logit)], axis=1)
 
 
@@ -107,7 +115,7 @@ def test_fit_is_the_best_of_its_neighbours() -> None:
 
     def likelihood(level: Level) -> float:
         scores = scores_of(found, level)
-        tokens = np.where(found.repeated, -1, found.tokens)
+        tokens = np.where(repeated(found), -1, found.tokens)
         hit = np.concatenate([tokens == true[:, None], np.ones((len(true), 1), np.bool_)], axis=1).argmax(1)
         return float((scores[np.arange(len(true)), hit] - np.log(np.exp(scores).sum(1))).mean())
 
@@ -123,7 +131,7 @@ def test_parts_are_alike() -> None:
     true = drawn(1, found, KNOWN)
     whole = evidence(found, true)
     chosen = np.arange(500) < 200
-    halves = Evidence.joined([whole.only(chosen), whole.only(~chosen)])
+    halves = Evidence.joined([whole.rows(chosen), whole.rows(~chosen)])
     assert fit_level(halves).level == fit_level(whole).level
 
 
@@ -137,7 +145,8 @@ def test_no_evidence_gives_the_default_level() -> None:
 
 def test_what_the_text_is_silent_about_stays() -> None:
     """Beyond the heads their weight is 0, and so are those of lengths that no match had."""
-    found = replace(random_candidates(3, 2000), head=np.zeros((2000, 6), np.float32))
+    found = random_candidates(3, 2000)
+    found.terms[HEAD] = 0.0
     level = fit_level(evidence(found, drawn(4, found, KNOWN))).level
     assert level.head == 0.0
     assert level.cache[3:] == (0.0,) * 3
@@ -161,16 +170,16 @@ def naive_evidence(found: Features, true: Ints) -> tuple[list[list[list[float]]]
         rows = []
         for slot in range(found.tokens.shape[1]):
             prompt_lookup = [0.0] * MAX_MATCH
-            if found.prompt_lookup[at, slot] and found.length[at]:
+            if looked_up(found)[at, slot] and found.length[at]:
                 prompt_lookup[min(int(found.length[at]), MAX_MATCH) - 1] = 1.0
-            first = [float(part[at, slot]) for part in (found.head, found.prior, found.ratios)]
+            first = [float(part[at, slot]) for part in (found.terms[HEAD], found.terms[PRIOR], found.terms[NGRAM])]
             cache = [0.0] * len(CACHE_LENGTHS)
             if found.found[at]:
-                cache[found.found[at] - 1] = float(found.cache[at, slot])
+                cache[found.found[at] - 1] = float(found.terms[CACHE][at, slot])
             rows.append([*first, *prompt_lookup, *cache, 0.0])
         numbers.append([*rows, [0.0] * (3 + MAX_MATCH + len(CACHE_LENGTHS)) + [1.0]])
-        shut.append([*found.repeated[at].tolist(), False])
-        slots = [s for s, t in enumerate(found.tokens[at].tolist()) if t == true[at] and not found.repeated[at, s]]
+        shut.append([*repeated(found)[at].tolist(), False])
+        slots = [s for s, t in enumerate(found.tokens[at].tolist()) if t == true[at] and not repeated(found)[at, s]]
         hits.append(slots[0] if slots else found.tokens.shape[1])
     return numbers, shut, hits
 

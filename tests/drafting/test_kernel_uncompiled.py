@@ -21,8 +21,8 @@ from looped import looped
 from naive_draft import SOURCES, Case, bounds, random_case
 
 from treeopt.drafter import Drafter
-from treeopt.drafting.interface import NO_CANDIDATE, SizeLimits
-from treeopt.drafting.kernel import compiled, data
+from treeopt.drafting.interface import NO_CANDIDATE, Expansion, SizeLimits
+from treeopt.drafting.kernel import compiled
 from treeopt.traces import MISS
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_ranks
@@ -46,8 +46,6 @@ def kernel() -> Iterator[SimpleNamespace]:
             patch.setitem(sys.modules, name, ModuleType(name))
             del sys.modules[name]
         modules = SimpleNamespace(**{name.rsplit(".")[-1]: importlib.import_module(name) for name in names})
-        # numba multiplies a token by it as int64, numpy would as int32.
-        patch.setattr(modules.nodes, "_HASH", np.int64(modules.nodes._HASH))
         for name in ("test_scores", "test_kernel", "test_expand", "test_sources"):
             setattr(modules, name, loaded(name, patch))
         yield modules
@@ -164,7 +162,7 @@ def test_ranked_nodes_are_the_naive_ones(depth: int, kernel: SimpleNamespace) ->
     seen = kernel.kernel_scorer.top_logprobs(logits, session.source.known).numpy()
     session.set_step(seen)
     ranked = kernel.trees.Ranked(np.zeros((1, 2, vocab + 1), np.int64), np.zeros((1, 2, vocab + 1), np.float32))
-    session.in_threads(lambda k, part: kernel.trees.rank_rows(k, *part, paths, ranked))
+    session.in_threads(lambda k, part: kernel.trees.rank_rows(k, *part, paths, np.arange(2), ranked))
     for node in range(2):
         naive = case.naive(0)
         naive.logits[depth:] = [logits[0, node].tolist()] * (case.drafter.depth - depth)
@@ -181,7 +179,7 @@ def test_compiled_trees_by_hand(kernel: SimpleNamespace) -> None:
     """Drafts 5, 6 below 5, 7, and a void fourth node: sorted by depth, the void one the likeliest again."""
     session = begun(kernel, random_case(0, rows=1))
     root = int(session._texts.tokens[0, int(session._end[0]) - 1])
-    grown = kernel.trees.Grown(
+    grown = Expansion(
         tokens=np.array([[5, 6, 7, -1]]),
         parents=np.array([[0, 1, 0, 0]]),
         depths=np.array([[1, 2, 1, 1]]),
@@ -204,10 +202,8 @@ def test_likeliest_votes_by_hand(kernel: SimpleNamespace) -> None:
     """Of weights 2, 3, 2, 3 of tokens 9, 5, 4, 7: 5 and 7, then 4, the smaller id of equal ones."""
     weights, tokens = np.array([2.0, 3.0, 2.0, 3.0]), np.array([9, 5, 4, 7])
     for most, wanted in ((1, [1]), (2, [1, 3]), (3, [1, 3, 2]), (4, [1, 3, 2, 0]), (9, [1, 3, 2, 0])):
-        settings = np.zeros(5, np.int64)
-        settings[data.VOTED] = most
         work = SimpleNamespace(votes=weights, voted=tokens, likeliest=np.full(most, -1))
-        k = SimpleNamespace(record=SimpleNamespace(settings=settings), work=work)
+        k = SimpleNamespace(record=SimpleNamespace(voted=most), work=work)
         count = kernel.nodes.likeliest_voted(k, 4)
         assert work.likeliest[:count].tolist() == wanted
 
@@ -220,9 +216,7 @@ def test_likeliest_votes_by_hand(kernel: SimpleNamespace) -> None:
 ])  # fmt: skip
 def test_frequent_tokens_by_hand(text: list[int], width: int, wanted: list[int], kernel: SimpleNamespace) -> None:
     """By falling count, then by id: log((6 * count + 2) / (n + 2)) of n tokens and a vocabulary of 6."""
-    settings = np.zeros(5, np.int64)
-    settings[data.WINDOW_OF] = 20
-    record = SimpleNamespace(settings=settings, prior=np.zeros(6, np.float32), cache_prior=np.array([2.0]))
+    record = SimpleNamespace(window=20, prior=np.zeros(6, np.float32), cache_prior=2.0)
     step = SimpleNamespace(
         frequent=np.full((1, width), -7), frequent_ratios=np.zeros((1, width + 1)), text=[0], end=[len(text)]
     )
@@ -282,7 +276,7 @@ def test_growth_that_can_pay_by_hand(
     costs: tuple[float, ...], chance: float, worth: bool, kernel: SimpleNamespace
 ) -> None:
     """From two nodes with 1.5 tokens to four or eight."""
-    sizes = kernel.trees.Sizes(np.array([2, 4, 8]), np.array(costs), np.array([2]))
+    sizes = kernel.trees.Sizes(np.array([2, 4, 8]), np.array(costs), 2)
     assert kernel.trees._worth(sizes, 1, 1.5, 1.5, chance) is worth
 
 

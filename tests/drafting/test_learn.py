@@ -14,8 +14,7 @@ from drafters import answered, learned, planted, prompts_of
 from looped import looped
 from tiny import chat_base, cycle_base, cycle_heads, random_heads, tiny_base
 
-from treeopt.calibrate.job import CalibrationOptions
-from treeopt.calibrate.pipeline import run_calibration
+from treeopt.calibrate.pipeline import CalibrationOptions, run_calibration
 from treeopt.calibration import Calibration
 from treeopt.defaults import MAX_DEPTH
 from treeopt.drafter import MAX_WINDOW
@@ -105,13 +104,6 @@ def test_without_heads(levels: int) -> None:
     assert found.lm_head_levels == min(found.depth, LM_HEAD_LEVELS)
     assert found.levels[0].head != 0.0
     assert all(level.head == 0.0 for level in found.levels[LM_HEAD_LEVELS:])
-
-
-def test_nothing_to_draft_by_is_refused() -> None:
-    """Neither heads nor n-grams."""
-    base, _ = planted()
-    with pytest.raises(ValueError, match="nothing drafts"):
-        learned(base, None, answered(base, prompts_of(1, 4), 5), ngram=False)
 
 
 @looped("wrong", [
@@ -300,10 +292,15 @@ def ending() -> Base:
     return base
 
 
+def counted_as(greedy: bool, batch_size: int) -> CalibrationOptions:
+    """Options of greedy or of given answers."""
+    return CalibrationOptions(batch_size=batch_size, responses=not greedy)
+
+
 def everything(base: Base, texts: Sequence[Text], *, greedy: bool, batch_size: int = 4) -> NgramCounts:
     """All texts counted into one."""
     counts = NgramCounts(base.vocab_size)
-    count_texts(base, texts, {text.prompt_id: counts for text in texts}, greedy=greedy, batch_size=batch_size)
+    count_texts(base, texts, {text.prompt_id: counts for text in texts}, counted_as(greedy, batch_size))
     return counts
 
 
@@ -400,7 +397,7 @@ def test_waiting_batches_hold_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     base = tiny_base("llama")
     texts = [Text(f"{i}", [1, 2, i], [3]) for i in range(3)]
     counts = {text.prompt_id: NgramCounts(base.vocab_size) for text in texts}
-    count_texts(base, texts, counts, greedy=False, batch_size=2)
+    count_texts(base, texts, counts, counted_as(False, 2))
     assert seen == [bytes] * 3
 
 
@@ -429,5 +426,5 @@ def test_progress_counts_what_goes_through_the_model(greedy: bool, note: str, to
     texts = [Text(text.prompt_id, text.prompt, [i]) for i, text in enumerate(texts)]
     calls: list[tuple[int, int, str]] = []
     counts = {text.prompt_id: NgramCounts(base.vocab_size) for text in texts}
-    count_texts(base, texts, counts, greedy=greedy, batch_size=4, progress=lambda *call: calls.append(call))
+    count_texts(base, texts, counts, counted_as(greedy, 4), progress=lambda *call: calls.append(call))
     assert calls == [(done, total, note) for done in (*range(0, total, 4), total)]

@@ -155,7 +155,7 @@ def test_a_session_that_decodes_traces_too(source: str) -> None:
         for depth in range(made.drafter.depth):
             ours, theirs = (session.features(true[:, :depth]) for session in (decoding, tracing))
             np.testing.assert_array_equal(ours.tokens, theirs.tokens)
-            np.testing.assert_allclose(ours.head, theirs.head, atol=1e-4)
+            np.testing.assert_allclose(ours.terms, theirs.terms, atol=1e-4)
         tree = decoding.expand(9, 3)
     np.testing.assert_allclose(tree.log_probability, tracing.expand(9, 3).log_probability, atol=1e-3)
 

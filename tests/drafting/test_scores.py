@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from treeopt.drafter import MAX_MATCH, NO_CHANCE, Drafter, Level
 from treeopt.drafting.count import NgramCounts
 from treeopt.drafting.interface import Features
+from treeopt.drafting.kernel.data import NGRAM
 from treeopt.models.logits import top_ids
 
 SEEDS = int(os.environ.get("TREEOPT_SEEDS", "12"))  # of each source
@@ -122,9 +123,8 @@ def found_after(recent: list[int], path: Sequence[int] = (), *, window: int = 0)
 def copied_after(recent: list[int], path: Sequence[int] = ()) -> tuple[int, int]:
     """The prompt_lookup token and the length of its match; the root and 0 where there is none."""
     found = found_after(recent, path)
-    tokens = found.tokens[0][found.prompt_lookup[0]]
-    assert len(tokens) == (found.length[0] > 0)
-    return int(tokens[0]) if len(tokens) else recent[-1], int(found.length[0])
+    length = int(found.length[0])
+    return int(found.tokens[0, found.looked_up[0]]) if length else recent[-1], length
 
 
 # Recent tokens with the root, path, prompt_lookup token, length of its match.
@@ -206,7 +206,7 @@ def test_backs_off_to_the_longest_stored_context() -> None:
     def above_backoff(recent: list[int], path: list[int]) -> dict[int, float]:
         start = model.begin(torch.zeros(1, 1, 10), np.array([recent]), 5)
         found = model.features(start, nodes_of([(0, path)]))
-        ratios = dict(zip(found.tokens[0].tolist(), found.ratios[0].tolist(), strict=True))
+        ratios = dict(zip(found.tokens[0].tolist(), found.terms[NGRAM][0].tolist(), strict=True))
         return {token: ratio for token, ratio in ratios.items() if ratio != min(ratios.values())}
 
     assert above_backoff([9, 9, 9, 7], []) == {}

@@ -299,10 +299,10 @@ def test_divided_draft_model_gives_the_same_drafts(whole: Base) -> None:
 
     def logits(base: Base) -> list[Any]:
         tokens = (torch.arange(6, device=base.device).view(2, 3) * 5) % VOCAB
-        session, alone = LevelSession(base, 2), torch.ones(1, 1, 1, dtype=torch.bool, device=base.device)
+        session = LevelSession(base, 2)
         found = [session.append(tokens)]
         session.keep([2, 3])
-        found.append(session.extend(tokens[:, :1], torch.zeros(1, 1, dtype=torch.int64, device=base.device), alone))
+        found.append(session.extend(tokens[:, :1], np.zeros((1, 1), np.int64)))
         session.branch([1, 0, 1], [3, 2, 1])
         found.append(session.append(tokens[:1].expand(3, -1), logits_to_keep=1))
         session.keep([4, 3, 2])

@@ -203,15 +203,6 @@ def test_bucket_wastes_little() -> None:
     assert len({bucket(asked) for asked in range(1, 32_769)}) == 14
 
 
-def test_crop_and_reset() -> None:
-    """A negative count removes entries from the end, as in transformers; reset removes all."""
-    cache = filled(6)
-    cache.crop(-2)
-    assert entries(cache) == [[0, 1, 2, 3]] * 2
-    cache.reset()
-    assert cache.get_seq_length() == 0
-
-
 def test_layer_full() -> None:
     """More entries than the capacity are our own mistake and stop at once."""
     layer = TreeLayer(5)

@@ -39,20 +39,14 @@ def grown(base: Base, texts: list[list[int]], seed: int) -> tuple[LevelSession, 
     worst = max(float((logits[row, len(text) - 1] - after(base, text)).abs().max()) for row, text in enumerate(texts))
     session.keep([len(text) for text in texts])
     paths: list[list[list[int]]] = [[[]] for _ in texts]  # of the parents, by row
-    visible = np.zeros((rows, 1, 0), np.bool_)
-    depths = np.zeros((1, 0), np.int64)
     for depth in range(3):
         count = 2 + depth
-        parents = rng.integers(visible.shape[1], size=(rows, count))
+        parents = rng.integers(1 + depth, size=(rows, count))
         tokens = rng.integers(VOCAB, size=(rows, count))
         paths = [
             [[*paths[row][p], int(t)] for p, t in zip(parents[row], tokens[row], strict=True)] for row in range(rows)
         ]
-        above = visible[np.arange(rows)[:, None], parents]
-        above = np.pad(above, ((0, 0), (0, 0), (0, depths.shape[1] - above.shape[2])))
-        visible = np.concatenate([above, np.broadcast_to(np.eye(count, dtype=np.bool_), (rows, count, count))], axis=2)
-        depths = np.concatenate([depths, np.full((1, count), depth)], axis=1)
-        logits = session.extend(torch.from_numpy(tokens), torch.from_numpy(depths), torch.from_numpy(visible))
+        logits = session.extend(torch.from_numpy(tokens), parents)
         for row, text in enumerate(texts):
             for node, path in enumerate(paths[row]):
                 worst = max(worst, float((logits[row, node] - after(base, [*text, *path])).abs().max()))
@@ -72,15 +66,16 @@ def test_levels_are_the_sequential_forward(family: str, lengths: tuple[int, ...]
     assert worst < TOLERANCE
 
 
-def test_a_wrong_mask_is_seen() -> None:
-    """Planted: nodes that also attend to their neighbours have other logits."""
+def test_a_wrong_parent_is_seen() -> None:
+    """Planted: a node below the neighbour of its parent has other logits."""
     base = tiny_base("llama")
     session = LevelSession(base, 1)
     session.append(torch.tensor([[3, 4, 5]]))
     session.keep([3])
-    both = torch.ones(1, 2, 2, dtype=torch.bool)
-    logits = session.extend(torch.tensor([[7, 8]]), torch.zeros(1, 2, dtype=torch.int64), both)
-    assert float((logits[0, 1] - after(base, [3, 4, 5, 8])).abs().max()) > 10 * TOLERANCE
+    session.extend(torch.tensor([[7, 8]]), np.zeros((1, 2), np.int64))
+    logits = session.extend(torch.tensor([[9, 9]]), np.array([[1, 0]]))
+    assert float((logits[0, 1] - after(base, [3, 4, 5, 7, 9])).abs().max()) < TOLERANCE
+    assert float((logits[0, 0] - after(base, [3, 4, 5, 7, 9])).abs().max()) > 10 * TOLERANCE
 
 
 def test_rows_go_on_after_select_and_branch() -> None:

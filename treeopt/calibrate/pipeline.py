@@ -12,34 +12,142 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.calibrate.job import CalibrationOptions, Job, job_of, provenance_of, settings_of, source_of
 from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import Calibration, Provenance
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.learn import Learned, Learning, learn
+from treeopt.drafting.ngram import check_drafter
 from treeopt.drafting.plans import proposer_for
-from treeopt.drafting.trace import Target, TextTraces, trace_texts
+from treeopt.drafting.trace import Arrays, Target, TextTraces, trace_texts
 from treeopt.models.auto_batch import in_parts
-from treeopt.models.given import GivenHeads, GivenModel
+from treeopt.models.base import Base
+from treeopt.models.compatibility import heads_like
+from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
+from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress, silent
-from treeopt.runs.shards import AnswerShard, CalibrationShard, answers_name
-from treeopt.runs.work import Chunk, damaged_part, pack_rows, unpack_rows
-from treeopt.texts.answers import answer_batch, answer_batches, collect
+from treeopt.runs.shards import AnswerShard, CalibrationShard, Shard, answers_name
+from treeopt.runs.work import ALONE, BatchRun, Chunk, Work, damaged_part, pack_rows, unpack_rows
+from treeopt.texts.answers import AnswerOptions, answer_batch, answer_batches, collect
 from treeopt.texts.encode import Encoded, Text, encode_prompts
-from treeopt.texts.prompts import GivenPrompts, Skipped
-from treeopt.traces import NONE, StepTraces, TargetTraces, joined
+from treeopt.texts.prompts import GivenPrompts, PromptSet, Skipped, as_prompt_set
+from treeopt.traces import MAX_RANKS, NONE, joined
 
 Batches = Mapping[int, Sequence[Text]]  # prompts by the number of their batch among those of all shards
-_STEPS = ("node_rank", "expected_tokens", "confidence")
-_TARGET = ("probability", "places")
 _LENGTHS = "lengths"  # of the texts of a chunk, in rows
+
+
+@dataclass(frozen=True)
+class CalibrationOptions(AnswerOptions):
+    """How `run_calibration` answers and traces prompts; the fields of `AnswerOptions`, and these.
+
+    Args:
+        responses: trace the answers that the prompts bring; nothing is generated, and later turns are ignored.
+        steps: with a drafter, trace per-step trees too.
+        draft: the draft model of the drafter, or the one to learn a drafter with, in any form that models have.
+        work: stores finished batches, from which an interrupted run continues; None stores nothing.
+        shard: answer and trace only the batches of this shard; None for all.
+    """
+
+    responses: bool = False
+    steps: bool = False
+    draft: GivenModel | None = None
+    work: Work | None = None
+    shard: Shard | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shard is not None and self.auto_batch is not None:
+            raise ValueError("shard and auto_batch are both given: the shards of a run have one batch size")
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the answers are sampled from the model; then its probabilities of the candidates are traced."""
+        return self.temperature > 0 and not self.responses
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every token of the answers is the model's greedy choice; given answers are taken not to be."""
+        return super().greedy and not self.responses
+
+    @property
+    def answers(self) -> str:
+        """The origin of the answers, as calibrations store it."""
+        if self.responses:
+            return "given"
+        return "greedy" if self.temperature == 0 else f"sampled at {self.temperature}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """The inputs of a calibration, loaded and checked."""
+
+    base: Base
+    heads: MedusaHeads | None  # on the base's device and in its dtype
+    draft: Base | None
+    prompts: PromptSet  # to answer, or with their answers
+    options: CalibrationOptions
+    made_for: dict[str, str]  # name and id of the base and of the heads; empty without heads
+    drafter: Drafter | None  # whose candidates are ranked; None for the heads alone, and where one is learned
+    learning: Learning | None
+    progress: Progress  # called after each batch
+
+    @property
+    def top_k(self) -> int:
+        """Number of ranks that a trace distinguishes; a token of a higher rank is a miss."""
+        return min(MAX_RANKS, self.base.vocab_size)
+
+    @property
+    def learned_from(self) -> dict[str, Any]:
+        """The first and the last row of the prompts, and how a drafter is learned; in types of JSON."""
+        rows = [self.prompts.prompts[0].row, self.prompts.prompts[-1].row]
+        return {"rows": rows, "learning": None if self.learning is None else dataclasses.asdict(self.learning)}
+
+    @property
+    def run(self) -> BatchRun[Chunk]:
+        """Makes, stores and divides the batches."""
+        return ALONE if self.options.work is None else self.options.work
+
+    @property
+    def drafter_id(self) -> str:
+        return "" if self.drafter is None else self.drafter.id
+
+
+def job_of(
+    model: GivenModel,
+    heads: GivenHeads | None,
+    prompts: GivenPrompts,
+    options: CalibrationOptions,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    drafter: Drafter | None = None,
+    learning: Learning | None = None,
+    progress: Progress = silent,
+) -> Job:
+    """The arguments of `run_calibration`, loaded and checked; its errors."""
+    if not isinstance(learning, (Learning, NoneType)):
+        raise TypeError(f"learning is treeopt.Learning or None, not an object of type {type(learning).__name__}")
+    _check_drafts(heads is not None, options.draft is not None, drafter, learning)
+    base = as_base(model, tokenizer)
+    draft = as_draft(options.draft, base)
+    chosen = as_prompt_set(prompts, answers=options.responses)
+    made_for = {"model": base.name, "model_id": base.fingerprint, "heads": "", "heads_id": ""}
+    used = None
+    if heads is not None:
+        loaded = as_heads(heads)
+        used = heads_like(base, loaded.heads, loaded.name)
+        made_for |= {"heads": loaded.name, "heads_id": loaded.fingerprint}
+    if drafter is not None:
+        check_drafter(drafter, base, used, draft)
+    return Job(base, used, draft, chosen, options, made_for, drafter, learning, progress)
 
 
 def run_calibration(
@@ -117,11 +225,7 @@ def calibrate(job: Job) -> CalibrationRun | None:
 
 
 def answer_shard(job: Job) -> AnswerShard | None:
-    """The answers to the prompts of one shard, where a drafter is learned; None in a process that follows another.
-
-    A drafter is learned from all texts, so only the answers are divided. `treeopt.calibrate.results.fill_work` joins
-    them to an unfinished run, which `run_calibration` continues.
-    """
+    """The answers to the prompts of one shard, where a drafter is learned: from all texts, which `fill_work` joins."""
     shard = job.options.shard
     if shard is None or job.options.responses:
         raise ValueError("shard is None, or the answers are given: there is nothing to divide")
@@ -156,10 +260,7 @@ def _begin(job: Job) -> _Begun:
 
 
 def _answered(job: Job, batches: Batches, kept: dict[str, Chunk] | None = None) -> tuple[list[Text], list[Skipped]]:
-    """Step two: the texts with their answers, generated or given, by prompt id, and the turns that did not fit.
-
-    The chunks of generated answers are added to `kept`.
-    """
+    """Step two: the texts with their answers, generated or given, by prompt id, and the turns that did not fit."""
     if job.options.responses:
         return sorted((text for batch in batches.values() for text in batch), key=lambda text: text.prompt_id), []
     fresh: dict[int, tuple[list[Text], list[Skipped]]] = {}
@@ -243,7 +344,7 @@ def _traced(
         done += len(places)
         first = "level 1" if drafted else "head 1"
         job.progress(done, len(texts), f"{first} top-1 {hits / max(trials, 1):.1%}")
-    return [_of_arrays(whole)] if whole else []
+    return [TextTraces.of(whole)] if whole else []
 
 
 def _trace(job: Job, batch: Sequence[Text], proposers: Mapping[str, Proposer], depth: int) -> Chunk:
@@ -257,17 +358,12 @@ def _trace(job: Job, batch: Sequence[Text], proposers: Mapping[str, Proposer], d
 
     for start in range(0, len(batch), options.batch_size):
         traced += in_parts(options.auto_batch, batch[start : start + options.batch_size], trace)
-    arrays: dict[str, NDArray[Any]] = {
-        "ranks": np.concatenate([one.ranks for one in traced]),
-        _LENGTHS: np.array([len(one.ranks) for one in traced], np.int64),
-    }
-    steps, drawn = joined([one.steps for one in traced]), joined([one.target for one in traced])
-    for names, record in ((_STEPS, steps), (_TARGET, drawn)):
-        arrays |= {name: getattr(record, name) for name in names if getattr(record, name, None) is not None}
-    return arrays, {}
+    parts = [one.arrays() for one in traced]
+    arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {**arrays, _LENGTHS: np.array([len(one.ranks) for one in traced], np.int64)}, {}
 
 
-def _check_rows(arrays: Mapping[str, NDArray[Any]], lengths: Sequence[int]) -> None:
+def _check_rows(arrays: Arrays, lengths: Sequence[int]) -> None:
     """Raise E205 unless the arrays of a chunk hold the rows of texts with answers of these lengths."""
     if not np.array_equal(arrays.get(_LENGTHS, ()), lengths):
         raise damaged_part("its lengths are not those of the answers")
@@ -275,9 +371,7 @@ def _check_rows(arrays: Mapping[str, NDArray[Any]], lengths: Sequence[int]) -> N
         raise damaged_part("its traces are not of the answers' tokens")
 
 
-def _put(
-    whole: dict[str, NDArray[Any]], arrays: Mapping[str, NDArray[Any]], ends: NDArray[np.int64], places: Sequence[int]
-) -> None:
+def _put(whole: dict[str, NDArray[Any]], arrays: Arrays, ends: NDArray[np.int64], places: Sequence[int]) -> None:
     """Copy the rows of a chunk's texts to the arrays of all texts, in which the rows of text i end at `ends[i]`."""
     for name, rows in arrays.items():
         if name == _LENGTHS:
@@ -290,20 +384,10 @@ def _put(
             whole[name][ends[place] - length : ends[place]] = rows[first:last]
 
 
-def _of_arrays(arrays: Mapping[str, NDArray[Any]]) -> TextTraces:
-    """The traces in the arrays of all texts."""
-    steps = StepTraces(*(arrays[name] for name in _STEPS)) if _STEPS[0] in arrays else None
-    target = TargetTraces(arrays["probability"], arrays.get("places")) if "probability" in arrays else None
-    return TextTraces(arrays["ranks"], steps, target)
-
-
 def as_calibration(
     texts: Sequence[Text], traced: Sequence[TextTraces], top_k: int, provenance: Provenance, *, levels: int = 1
 ) -> Calibration:
-    """The calibration of texts, by ascending prompt id, and of their traces in this order.
-
-    A part may have the traces of several texts; one of all is not copied. `levels` are those where there is no text.
-    """
+    """The calibration of texts, by ascending prompt id, and of their traces in this order; `levels` without a text."""
     ranks = [one.ranks for one in traced] or [np.zeros((0, levels), np.uint8)]
     return Calibration(
         ranks=ranks[0] if len(ranks) == 1 else np.concatenate(ranks),
@@ -318,10 +402,7 @@ def as_calibration(
 
 
 def check_whole(texts: Sequence[Text], prompt_ids: Sequence[str], budget: int) -> None:
-    """Raise RuntimeError, for a fault of this program, unless the texts are those of a run, each of them once.
-
-    `prompt_ids` are those of the run, whose texts have later turns too; `budget` is the most tokens of an answer.
-    """
+    """Raise RuntimeError, for a fault of this program, unless the texts are those of a run, each of them once."""
     found = {text.prompt_id for text in texts}
     longest = max((len(text.answer) for text in texts), default=0)
     if len(found) < len(texts) or {text.dialogue for text in texts} != set(prompt_ids) or longest > budget:
@@ -332,3 +413,66 @@ def check_whole(texts: Sequence[Text], prompt_ids: Sequence[str], budget: int) -
 def _token_hash(tokens: Sequence[int]) -> str:
     """The first digits of an answer's sha256."""
     return hashlib.sha256(np.asarray(tokens, np.int32).tobytes()).hexdigest()[:16]
+
+
+def source_of(job: Job) -> dict[str, Any]:
+    """The origin of the learned drafter, as its file stores it."""
+    return {
+        **job.made_for,
+        **({} if job.draft is None else {"draft": job.draft.name, "draft_id": job.draft.fingerprint}),
+        "dtype": job.base.dtype_name,
+        "prompts": {job.prompts.sha256: job.prompts.name},
+        "max_new_tokens": job.options.max_new_tokens,
+        **job.learned_from,
+        "made_by": job.base.versions(),
+    }
+
+
+def provenance_of(job: Job, drafter_id: str) -> Provenance:
+    """The origin of a calibration, as its file stores it."""
+    settings = {
+        "answers": job.options.answers,
+        "max_new_tokens": job.options.max_new_tokens,
+        "chat_template": _template_hash(job.base, job.options.chat_template),
+        "eos": list(job.base.eos_ids),
+        "dtype": job.base.dtype_name,
+    }
+    if job.options.sampled:
+        settings["temperature"] = float(job.options.temperature)
+    prompts = {job.prompts.sha256: job.prompts.name}
+    made_for: dict[str, Any] = job.made_for
+    made_by = job.base.versions()
+    return Provenance(**made_for, settings=settings, prompts=prompts, made_by=made_by, drafter_id=drafter_id)
+
+
+def settings_of(job: Job) -> dict[str, Any]:
+    """All that the chunks of a run depend on, in types of JSON; equal in all shards of a run."""
+    return {
+        "model_id": job.made_for["model_id"],
+        "heads_id": job.made_for["heads_id"],
+        "draft_id": "" if job.draft is None else job.draft.fingerprint,
+        "drafter_id": job.drafter_id,
+        "prompts": job.prompts.sha256,
+        "batch_size": job.options.batches,
+        **provenance_of(job, job.drafter_id).settings,
+        "kind": "dynamic" if job.options.steps else "static",
+        **job.learned_from,
+        **job.base.versions(),
+        "threads": torch.get_num_threads(),  # sums are rounded differently
+    }
+
+
+def _check_drafts(heads: bool, draft: bool, drafter: Drafter | None, learning: Learning | None) -> None:
+    """Raise ValueError where nothing would draft, or both heads and a draft model would."""
+    if heads and draft:
+        raise ValueError("both heads and a draft model are given: leave one out")
+    if not heads and drafter is None and learning is None:
+        raise ValueError("heads is None: drafter=treeopt.load_drafter(FILE) or learning=treeopt.Learning() is needed")
+    if not heads and not draft and learning is not None and not learning.ngram:
+        raise ValueError("heads is None and learning.ngram is off, so nothing drafts")
+
+
+def _template_hash(base: Base, used: bool) -> str:
+    """The first digits of the chat template's sha256; `none` where none is used."""
+    template = base.tokenizer.chat_template if used and base.tokenizer is not None else None
+    return hashlib.sha256(str(template).encode()).hexdigest()[:16] if template else "none"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import os
@@ -17,45 +16,26 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.configurations import DEFAULTS
 from treeopt.files.strict_yaml import schema_of
-from treeopt.runs.shards import (
-    ANSWERS_SCHEMA,
-    SCHEMA,
-    AnswerShard,
-    CalibrationShard,
-    Shard,
-    load_answers,
-    load_shard,
-)
-from treeopt.runs.work import Chunk, Work
+from treeopt.runs.shards import ANSWERS_SCHEMA, SCHEMA, AnswerShard, CalibrationShard, Shard, load_answers, load_shard
+from treeopt.runs.work import Work
 from treeopt.texts.prompts import Skipped
 
 if TYPE_CHECKING:
     from treeopt.drafting.learn import Learned
-    from treeopt.runs.shards import CalibrationShard
     from treeopt.texts.encode import Text
 
 
 @dataclass(frozen=True)
 class CalibrationRun:
-    """The result of `run_calibration`.
-
-    Args:
-        calibration: the traces.
-        skipped: prompts that were left out.
-        answers_cut: number of given answers that were cut at the token budget.
-        heads: H; a drafter may have more levels.
-        learned: the drafter that was learned; None without `learning`.
-        texts: the prompts with their answers.
-        part: with `shard`, what `treeopt.runs.shards.save_shard` writes.
-    """
+    """The result of `run_calibration`."""
 
     calibration: Calibration
-    skipped: tuple[Skipped, ...]
-    answers_cut: int
-    heads: int
-    learned: Learned | None = None
-    texts: tuple[Text, ...] = ()
-    part: CalibrationShard | None = None
+    skipped: tuple[Skipped, ...]  # prompts that were left out
+    answers_cut: int  # given answers that were cut at the token budget
+    heads: int  # H; a drafter may have more levels
+    learned: Learned | None = None  # with `learning`
+    texts: tuple[Text, ...] = ()  # the prompts with their answers
+    part: CalibrationShard | None = None  # with `shard`, what `treeopt.runs.shards.save_shard` writes
 
 
 _Parts = Sequence[tuple[str, CalibrationShard]] | Sequence[tuple[str, AnswerShard]]  # names of files, and shards
@@ -113,11 +93,7 @@ def is_answers(path: str | os.PathLike[str]) -> bool:
 
 
 def fill_work(paths: Sequence[str | os.PathLike[str]], work: Work) -> int:
-    """Make an unfinished run, in an empty work folder, of all shards of answers; the number of its batches.
-
-    `run_calibration` continues it: it learns the drafter and traces all answers. The result is that of the run without
-    shards, byte for byte.
-    """
+    """Make an unfinished run, in an empty work folder, of all shards of answers; the number of its batches."""
     parts = [(name, load_answers(name)) for name in sorted(os.fspath(path) for path in paths)]
     _check_same(parts)
     _check_whole(parts)
@@ -125,14 +101,10 @@ def fill_work(paths: Sequence[str | os.PathLike[str]], work: Work) -> int:
         work.begin({**parts[0][1].settings, "shard": None})
         for _, part in parts:
             for name, chunk in part.chunks.items():
-                work.chunk(name, functools.partial(_given, chunk))
+                work.chunk(name, lambda chunk=chunk: chunk)  # type: ignore[misc]  # its type is not inferred
         return work.chunks
     finally:
         work.release()
-
-
-def _given(chunk: Chunk) -> Chunk:
-    return chunk
 
 
 def merge_shards(parts: Sequence[tuple[str, CalibrationShard]]) -> CalibrationRun:

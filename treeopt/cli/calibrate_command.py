@@ -43,7 +43,7 @@ from treeopt.defaults import CALIBRATION_FILE, DEFAULT_TOP_K, HEADS, KINDS, MODE
 from treeopt.errors import Code, TreeoptError, counted
 
 if TYPE_CHECKING:
-    from treeopt.calibrate.job import CalibrationOptions
+    from treeopt.calibrate.pipeline import CalibrationOptions
     from treeopt.calibrate.results import CalibrationRun
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
@@ -95,8 +95,7 @@ def run(console: Console, **options: Any) -> None:
     learning, drafter_file = _drafting(chosen, options)
     work = open_work(options)
     check_inputs()
-    from treeopt.calibrate.job import job_of
-    from treeopt.calibrate.pipeline import answer_shard, calibrate
+    from treeopt.calibrate.pipeline import answer_shard, calibrate, job_of
     from treeopt.runs.shards import AnswerShard
     from treeopt.verify.probe import check_trees
 
@@ -136,7 +135,7 @@ def _load(
     more: dict[str, Any],
 ) -> Given:
     """Load prompts and models, and print their names and what does not belong together."""
-    from treeopt.calibrate.job import CalibrationOptions
+    from treeopt.calibrate.pipeline import CalibrationOptions
     from treeopt.texts.prompts import load_prompts
 
     scored = options["responses"] is not None

@@ -113,7 +113,7 @@ class _DrawnSession(ModelSession):
             drawn_from.append(scores.softmax(-1))
             tokens.append(draw(scores, self._generator))
             if depth + 1 < count:
-                logits = self.follow(tokens[-1].clamp(min=0), depth)
+                logits = self.follow(tokens[-1].clamp(min=0))
         if (torch.stack(tokens) == NOT_A_NUMBER).any():
             raise self.source.draft.not_finite("logits")
         return torch.stack(tokens, 1), torch.stack(drawn_from, 1)

@@ -7,6 +7,7 @@ The estimate is interpolated absolute discounting (Ney, Essen and Kneser 1994): 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from array import array
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,9 @@ from treeopt.models.logits import rows_at_once
 from treeopt.ngram_table import CONTEXT, NgramTable, context_keys
 from treeopt.progress import Progress, silent
 from treeopt.runs.work import ALONE, BatchRun, Chunk, pack_rows, unpack_rows
-from treeopt.texts.answers import Drawn, hidden_states
+from treeopt.texts.answers import AnswerOptions, Drawn, hidden_states
 from treeopt.texts.encode import Text
+from treeopt.traces import ArrayRows
 
 DISCOUNT = 0.75
 ROW = 16  # successors of a context in the table
@@ -37,7 +39,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class _Order:
+class _Order(ArrayRows):
     """Counts of contexts of one length: pairs of key and successor, ascending, with the key of the shorter context."""
 
     keys: Ints
@@ -52,17 +54,13 @@ class _Order:
 
     def join(self, others: Sequence[_Order]) -> _Order:
         """These and other counts, with equal pairs added."""
-        parts = [self, *others]
-        keys, shorter, successors, counts = (
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("keys", "shorter", "successors", "counts")
-        )
-        order = np.lexsort((successors, keys))
-        keys, successors = keys[order], successors[order]
-        first = np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]) | (successors[1:] != successors[:-1])][: len(keys)])
+        whole = _Order.joined([self, *others])
+        whole = whole.rows(np.lexsort((whole.successors, whole.keys)))
+        other = (whole.keys[1:] != whole.keys[:-1]) | (whole.successors[1:] != whole.successors[:-1])
+        first = np.flatnonzero(np.r_[True, other][: len(whole.keys)])
         if not len(first):
             return _Order.empty()
-        return _Order(keys[first], shorter[order][first], successors[first], np.add.reduceat(counts[order], first))
+        return dataclasses.replace(whole.rows(first), counts=np.add.reduceat(whole.counts, first))
 
 
 class NgramCounts:
@@ -118,11 +116,12 @@ class NgramCounts:
         for order in orders:
             rows = _rows(order, rows, prior, row)
             levels.append(rows)
+        whole = _TableRows.joined(levels)
         return NgramTable(
-            keys=np.concatenate([level.keys for level in levels[1:]]),
-            tokens=np.concatenate([level.tokens for level in levels]),
-            ratios=np.concatenate([level.ratios for level in levels]).astype(np.float16),
-            backoff=np.concatenate([level.backoff for level in levels]).astype(np.float16),
+            keys=whole.keys[1:],
+            tokens=whole.tokens,
+            ratios=whole.ratios.astype(np.float16),
+            backoff=whole.backoff.astype(np.float16),
             unigram=prior.astype(np.float16),
             num_tokens=num_tokens,
         )
@@ -138,16 +137,13 @@ class NgramCounts:
 
 
 @dataclass(frozen=True)
-class _TableRows:
+class _TableRows(ArrayRows):
     """Rows of an `NgramTable` for the contexts of one length, in float32."""
 
     keys: Ints
     tokens: NDArray[np.int32]
     ratios: Floats
     backoff: Floats
-
-    def only(self, rows: Ints) -> _TableRows:
-        return _TableRows(self.keys[rows], self.tokens[rows], self.ratios[rows], self.backoff[rows])
 
 
 def _most_frequent(orders: Sequence[_Order], contexts: int) -> list[_Order]:
@@ -166,9 +162,7 @@ def _most_frequent(orders: Sequence[_Order], contexts: int) -> list[_Order]:
     chosen[np.lexsort((length, -everything))[: max(contexts, 0)]] = True
     result, start = [], 0
     for order, (keys, _), one in zip(orders, totals, sums, strict=True):
-        chosen_keys = keys[chosen[start : start + len(one)]]
-        inside = np.isin(order.keys, chosen_keys)
-        result.append(_Order(order.keys[inside], order.shorter[inside], order.successors[inside], order.counts[inside]))
+        result.append(order.rows(np.isin(order.keys, keys[chosen[start : start + len(one)]])))
         start += len(one)
     return result
 
@@ -185,16 +179,13 @@ def _rows(order: _Order, above: _TableRows, prior: Floats, width: int) -> _Table
     for start in range(0, len(keys), _CHUNK):
         part = slice(start, start + _CHUNK)
         counted = _counted(order, first[part], ends[part], width)
-        shorter = above.only(parent[part])
+        shorter = above.rows(parent[part])
         tokens[part], ratios[part] = _interpolated(counted, shorter, total[part], free[part], prior)
     return _TableRows(keys, tokens, ratios, (above.backoff[parent] + free).astype(np.float32))
 
 
 def _counted(order: _Order, first: Ints, ends: Ints, width: int) -> tuple[Ints, Ints]:
-    """The most frequent successors of each context by falling count, then by token, and their counts: [n, W] each.
-
-    A token is -1 where there are fewer.
-    """
+    """The most frequent successors of each context by falling count, then by token, or -1; and their counts: [n, W]."""
     lengths = ends - first
     rows = np.repeat(np.arange(len(first)), lengths)
     pairs = np.arange(first[0], ends[-1]) if len(first) else first
@@ -211,15 +202,7 @@ def _counted(order: _Order, first: Ints, ends: Ints, width: int) -> tuple[Ints, 
 def _interpolated(
     counted: tuple[Ints, Ints], shorter: _TableRows, total: Ints, free: Floats, prior: Floats
 ) -> tuple[NDArray[np.int32], Floats]:
-    """Tokens and ratios [n, W] of the likeliest successors of each context.
-
-    Args:
-        counted: the context's successors and their counts.
-        shorter: the row of each context's shorter context.
-        total: int64 [n], the sum of its counts.
-        free: float32 [n], log of the share that the discount leaves to the shorter context.
-        prior: float32 [V], log frequencies of tokens.
-    """
+    """Tokens and ratios [n, W] of the likeliest successors; `free` [n] is the log of what is left to `shorter`."""
     own, counts = counted
     same = own[:, :, None] == shorter.tokens[:, None, :]  # [n, W, W]
     below = np.where(same, shorter.ratios[:, None, :], shorter.backoff[:, None, None]).max(-1) + free[:, None]
@@ -245,18 +228,17 @@ def count_texts(
     base: Base,
     texts: Sequence[Text],
     counts: Mapping[str, NgramCounts],
+    options: AnswerOptions,
     *,
-    greedy: bool,
-    batch_size: int,
-    auto_batch: AutoBatch | None = None,
     run: BatchRun[Chunk] = ALONE,
     progress: Progress = silent,
 ) -> None:
     """Count the choices after every token of prompts and answers, but the last token of each text.
 
-    With `greedy` the answers are the base's choices, and only the prompts go through the model, equal ones once.
-    `counts` by prompt id are those to which a text is added.
+    Greedy answers are the base's choices, and only the prompts go through the model, equal ones once. `counts` by
+    prompt id are those to which a text is added.
     """
+    greedy, size = options.greedy, options.batch_size
     alike: dict[bytes, list[Text]] = {}  # by the bytes of their tokens, as a tuple of integers takes tenfold
     for text in texts:
         tokens = text.prompt if greedy else [*text.prompt, *text.answer]
@@ -264,8 +246,8 @@ def count_texts(
     rows = sorted(alike, key=len)  # similar lengths: little padding
     note = "prompts counted" if greedy else "texts counted"
     progress(0, len(rows), note)
-    batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
-    made = run.each("counted", range(len(batches)), lambda i: _choices(base, batches[i], auto_batch), progress)
+    batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+    made = run.each("counted", range(len(batches)), lambda i: _choices(base, batches[i], options.auto_batch), progress)
     done = 0
     for chunk, batch in zip(made, batches, strict=True):
         for row, choices in zip(batch, unpack_rows(chunk), strict=True):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter, Level
 from treeopt.drafting.interface import Bools, Features, Ints
+from treeopt.drafting.kernel.data import CACHE
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import positions_of
 from treeopt.models.base import Base
@@ -27,6 +28,7 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.values import isotonic
 from treeopt.texts.answers import hidden_states
 from treeopt.texts.encode import Text
+from treeopt.traces import ArrayRows
 
 Floats = NDArray[np.float64]
 Pairs = tuple[tuple[float, float], ...]
@@ -48,63 +50,32 @@ _OTHER = _CACHE + len(CACHE_LENGTHS)  # the constant, the score of all other tok
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
-    """Features of the candidates at n positions; candidate C is all other tokens together.
+class Evidence(ArrayRows):
+    """Features of the candidates at n positions; candidate C is all other tokens together."""
 
-    Args:
-        features: float32 [n, C + 1, columns].
-        excluded: bool [n, C + 1], repeated candidates.
-        targets: int64 [n], the candidate that is the true token.
-    """
-
-    features: NDArray[np.float32]
-    excluded: Bools
-    targets: Ints
-
-    def only(self, chosen: Bools) -> Evidence:
-        """The evidence at some of the positions."""
-        return Evidence(self.features[chosen], self.excluded[chosen], self.targets[chosen])
-
-    @classmethod
-    def joined(cls, parts: Sequence[Evidence]) -> Evidence:
-        """The evidence of all parts, at least one."""
-        names = ("features", "excluded", "targets")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    features: NDArray[np.float32]  # [n, C + 1, columns]
+    excluded: Bools  # [n, C + 1], which are no candidates
+    targets: Ints  # [n], the candidate that is the true token
 
 
 @dataclass(frozen=True, eq=False)
 class LevelFit:
-    """The result of `fit_level`.
-
-    Args:
-        level: weights and calibration map.
-        loss: mean negative log-likelihood, in nats.
-        correct: bool [n], whether the likeliest candidate is the true token.
-    """
+    """The result of `fit_level`."""
 
     level: Level
-    loss: float
-    correct: Bools
+    loss: float  # mean negative log-likelihood, in nats
+    correct: Bools  # [n], whether the likeliest candidate is the true token
 
 
 @dataclass(frozen=True, eq=False)
 class FitSample:
-    """Texts whose positions a drafter is fitted to.
-
-    Args:
-        base: the base model.
-        heads: its heads; None where there are none.
-        texts: prompts with the base's answers.
-        fold_of: the fold of each prompt id.
-        seed: of the choice of positions.
-        draft: the draft model; None where there is none.
-    """
+    """Texts whose positions a drafter is fitted to."""
 
     base: Base
     heads: MedusaHeads | None
     texts: Sequence[Text]
-    fold_of: dict[str, int]
-    seed: int
+    fold_of: dict[str, int]  # by prompt id
+    seed: int  # of the choice of positions
     draft: Base | None = None
 
     @functools.cached_property
@@ -126,13 +97,7 @@ class FitSample:
 
     @torch.inference_mode()
     def evidence(self, folds: Sequence[Drafter], positions: int, levels: int) -> tuple[list[list[Evidence]], Bools]:
-        """For each level the evidence at the sampled positions, and bool [n, levels]: whether they have a token there.
-
-        Args:
-            folds: the drafters of the folds; their weights are not used.
-            positions: number of positions, on average; at most `_POSITIONS`.
-            levels: at most those of the drafters.
-        """
+        """For each level the evidence at the sampled positions, and bool [n, levels]: whether there is a token."""
         proposers = [proposer_for(self.base, self.heads, drafter, self.draft) for drafter in folds]
         most, share = self._share(_POSITIONS), self._share(positions)
         parts: list[list[Evidence]] = [[] for _ in range(levels)]
@@ -146,7 +111,7 @@ class FitSample:
                 known.append(true[:, :levels] >= 0)
                 for level, part in enumerate(parts):
                     found = evidence(session.features(true[:, :level]), true[:, level])
-                    part.append(found.only(true[:, level] >= 0))
+                    part.append(found.rows(true[:, level] >= 0))
         return parts, np.concatenate(known)
 
     def fits(self, folds: Sequence[Drafter], positions: int, levels: int) -> list[tuple[LevelFit, Bools]]:
@@ -157,12 +122,7 @@ class FitSample:
 
 
 def fit_drafter(sample: FitSample, folds: Sequence[Drafter]) -> list[Drafter]:
-    """The drafters of the folds with fitted numbers, which are the same for all.
-
-    Args:
-        sample: what they are fitted to.
-        folds: the drafters of the folds with any weights, as deep as the result may be.
-    """
+    """The drafters of the folds, as deep as the result may be, with fitted numbers, which are the same for all."""
     first = folds[0]
     if first.window:
         folds = _with_prior(sample, folds)
@@ -201,16 +161,17 @@ def _reached(fits: Sequence[tuple[LevelFit, Bools]]) -> int:
 def evidence(found: Features, true: Ints) -> Evidence:
     """The evidence of one level: candidates [n, C], and the true tokens [n]."""
     rows, slots = found.tokens.shape
+    repeated = np.arange(slots) >= found.width[:, None]
     features = np.zeros((rows, slots + 1, _OTHER + 1), np.float32)
-    features[:, :slots, :_LOOKUP] = np.stack([found.head, found.prior, found.ratios], axis=-1)
+    features[:, :slots, :_LOOKUP] = np.moveaxis(found.terms[:_LOOKUP], 0, -1)
     lengths = np.minimum(found.length, MAX_MATCH)
     matched = np.flatnonzero(lengths)
-    features[matched, :slots, _LOOKUP - 1 + lengths[matched]] = found.prompt_lookup[matched]
+    features[matched, found.looked_up[matched], _LOOKUP - 1 + lengths[matched]] = 1.0
     voted = np.flatnonzero(found.found)
-    features[voted, :slots, _CACHE - 1 + found.found[voted]] = found.cache[voted]
+    features[voted, :slots, _CACHE - 1 + found.found[voted]] = found.terms[CACHE, voted]
     features[:, slots, _OTHER] = 1.0
-    excluded = np.concatenate([found.repeated, np.zeros((rows, 1), np.bool_)], axis=1)
-    hit = (found.tokens == true[:, None]) & ~found.repeated
+    excluded = np.concatenate([repeated, np.zeros((rows, 1), np.bool_)], axis=1)
+    hit = (found.tokens == true[:, None]) & ~repeated
     return Evidence(features, excluded, np.where(hit.any(1), hit.argmax(1), slots))
 
 
@@ -253,14 +214,8 @@ def fit_calibration_map(estimated: Floats, hits: Ints) -> Pairs:
     """The accuracy of candidates as a non-decreasing function of their estimated probability, in log-odds.
 
     The candidates are divided into groups of similar estimates, and groups that violate the order are joined with their
-    neighbours (isotonic regression).
-
-    Args:
-        estimated: float64 [n], log-probabilities.
-        hits: int64 [n], 1 where the candidate was the true token.
-
-    Returns:
-        Pairs of log-odds, estimated and measured, those of `treeopt.drafter.Level`.
+    neighbours (isotonic regression). `estimated` [n] are log-probabilities, `hits` [n] 1 where the candidate was the
+    true token; the result is `Level.calibration_map`.
     """
     likely = estimated > _UNLIKELY
     estimated, hits = estimated[likely], hits[likely]

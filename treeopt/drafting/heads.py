@@ -32,16 +32,10 @@ from treeopt.verify.buffers import Buffers
 
 
 class HeadsProposer:
-    """Medusa heads as a drafter.
+    """Medusa heads as a drafter; with None there are no levels, and only the one-node tree is drafted.
 
-    Args:
-        base: the base model.
-        heads: its draft heads; with None there are no levels, and only the one-node tree is drafted.
-        drafter: a record without an n-gram table, which maps the heads' probabilities to observed frequencies; None
-            does not change them.
-
-    Raises:
-        TreeoptError: E212 where the heads do not fit the base, E223 where the drafter does not fit the heads.
+    `drafter` is a record without an n-gram table, which maps the heads' probabilities to observed frequencies. E212
+    where the heads do not fit the base, E223 where the drafter does not fit the heads.
     """
 
     window = 0
@@ -117,7 +111,7 @@ class HeadsSession(ProposerSession):
         return self._scored.expand(nodes, depth)
 
     def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
-        """As `ProposerSession.trace`; ranks are found on the device, without sorting."""
+        """Ranks are found on the device, without sorting."""
         tokens = torch.from_numpy(np.maximum(true, 0)).to(self._logits.device)
         ranks = [rank_of(logits, tokens[:, level]) for level, logits in enumerate(self._logits[: true.shape[1]])]
         found = torch.stack(ranks, dim=1).numpy(force=True).astype(np.int64)
@@ -125,7 +119,7 @@ class HeadsSession(ProposerSession):
         return ranks_in, self._scored.trace(true, confidence=True)[1] if confidence else NO_FLOATS
 
     def candidates(self, true: Ints, count: int) -> Ints:
-        """As `ProposerSession.candidates`; they do not depend on the true tokens."""
+        """They do not depend on the true tokens."""
         found = min(count, self._proposer.num_candidates)
         tokens = top_ids(self._logits[: true.shape[1]], found).transpose(0, 1).numpy(force=True).astype(np.int64)
         return np.pad(tokens, ((0, 0), (0, 0), (0, count - found)), constant_values=-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,69 +24,47 @@ DRAFTER = "drafter"  # the name of a drafter of the caller
 NO_FLOATS: Floats = np.zeros((0, 0), np.float32)
 
 
-@dataclass(frozen=True, eq=False)
-class Features:
-    """C candidates of each of P nodes, from all sources, and the terms of their scores."""
+class Features(NamedTuple):
+    """The candidates of one node in each of P rows, from all sources, and the terms of their scores."""
 
-    tokens: Ints  # [P, C]
-    repeated: Bools  # [P, C], whether an earlier candidate of the node is the same token
-    head: Floats  # [P, C], log-probability by the level's head; 0 for extra depth
-    prior: Floats  # [P, C], log of the token's frequency
-    ratios: Floats  # [P, C], log-ratio of the n-gram table
-    prompt_lookup: Bools  # [P, C], whether the token followed the latest longest match
+    tokens: Ints  # [P, C], of which the first `width` are candidates
+    terms: Floats  # [4, P, C], logs: probability by the head, frequency, ratios of n-gram table and cache
+    width: Ints  # [P]
+    looked_up: Ints  # [P], the candidate that followed the latest longest match
     length: Ints  # [P], tokens of that match
-    cache: Floats  # [P, C], log-ratio of the cache of the text so far to the n-gram table
     found: Ints  # [P], number of `CACHE_LENGTHS` that were found in the text so far
 
 
 @dataclass(frozen=True, eq=False)
 class Drafts:
-    """The tokens of one step's trees.
+    """The tokens of one step's trees."""
 
-    Args:
-        tokens: int64 [B, N], each node's token, the root's first; siblings that are not void have different tokens.
-        tree: the compiled tree of all rows, or one for each.
-        void: bool [B, N], nodes without a draft, which must not be accepted; None where there are none.
-        drawn_from: float [B, N-1, V], the distribution that each draft of a chain was drawn from; None where drafts
-            were not drawn.
-    """
-
-    tokens: Tensor
-    tree: Buffers
-    void: Tensor | None = None
-    drawn_from: Tensor | None = None
+    tokens: Tensor  # int64 [B, N], each node's token, the root's first; siblings that are not void have different ones
+    tree: Buffers  # the compiled tree of all rows, or one for each
+    void: Tensor | None = None  # bool [B, N], nodes without a draft, which must not be accepted
+    drawn_from: Tensor | None = None  # float [B, N-1, V], the distribution that each draft of a chain was drawn from
 
 
 @dataclass(frozen=True, eq=False)
 class AcceptedPart:
-    """The accepted part of one step, for drafters whose drafts depend on it.
+    """The accepted part of one step, for drafters whose drafts depend on it."""
 
-    Args:
-        tokens: for each row the tokens after the step's root: the accepted drafts, and the next root.
-        paths: int64 [B, D+1], the nodes from the root to the accepted node, then `PAD`.
-        logits: float [B, N, V], the base's logits after each node.
-        hidden: float [B, N, d], the base's hidden states at each node.
-        drafts: the verified trees, with the token of each node.
-    """
-
-    tokens: Sequence[Sequence[int]]
-    paths: Tensor
-    logits: Tensor
-    hidden: Tensor
-    drafts: Drafts
+    tokens: Sequence[Sequence[int]]  # of each row those after the step's root: accepted drafts, and the next root
+    paths: Tensor  # int64 [B, D+1], the nodes from the root to the accepted node, then `PAD`
+    logits: Tensor  # float [B, N, V], the base's logits after each node
+    hidden: Tensor  # float [B, N, d], the base's hidden states at each node
+    drafts: Drafts  # the verified trees
 
 
-@dataclass(frozen=True, eq=False)
-class Expansion:
-    """One tree for each row, the likeliest nodes first; of equally likely nodes a parent before its child.
-
-    A row with fewer candidates than another is padded with nodes of log-probability -inf.
-    """
+class Expansion(NamedTuple):
+    """One tree for each row, the likeliest nodes first; of equally likely nodes a parent before its child."""
 
     tokens: Ints  # [B, n], without the root
     parents: Ints  # [B, n], each node's parent: 0 is the root, i > 0 the node in column i - 1
     depths: Ints  # [B, n]
-    log_probability: Floats  # [B, n], of each node's path, descending along a row
+    log_probability: Floats  # [B, n], of each node's path, descending along a row; -inf beyond `drafts`
+    drafts: Ints  # [B], the number of nodes
+    size: Ints  # [B], the size with the most estimated tokens - cost, of `SizeLimits`; the root counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,32 +80,18 @@ class SizeLimits:
 class Proposer(Protocol):
     """A drafter with the model that it drafts for."""
 
-    @property
-    def depth(self) -> int:
-        """L, the number of levels."""
-
-    @property
-    def num_candidates(self) -> int:
-        """The maximum number of candidates of a node."""
-
-    @property
-    def window(self) -> int:
-        """The number of last tokens of a text that it reads, the root included; 0 if none."""
-
-    @property
-    def rows_at_once(self) -> int:
-        """The maximum number of rows in tracing, where every position is a row; limits memory."""
+    depth: int  # L, the number of levels
+    num_candidates: int  # the maximum of a node
+    window: int  # the number of last tokens of a text that it reads, the root included; 0 if none
+    rows_at_once: int  # the maximum in tracing, where every position is a row; limits memory
 
     def start(
         self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
     ) -> ProposerSession:
-        """A session for the rows of a batch.
+        """A session for the rows of a batch, each a prompt and its first root, with at most `self.depth` levels.
 
-        Args:
-            texts: for each row its prompt and first root.
-            depth: levels of each step, at most `self.depth`.
-            ends: in tracing, for each text the numbers of its tokens, ascending, that make a row each, the last of them
-                the root; None makes each text a row.
+        In tracing `ends` are for each text the numbers of its tokens, ascending, that make a row each, the last of them
+        the root.
         """
 
 
@@ -143,27 +107,18 @@ class ProposerSession(ABC):
         session.look(host_copy_of_observed)              # the caller transfers it with the result of the step
 
     Tracing makes every position of a finished text a row, calls `begin`, and looks up the tokens that follow (`trace`,
-    `candidates`, `expand`). Candidates come from the same code, so the ranks in a trace are exactly those that the
-    decoder uses.
+    `candidates`, `expand`), by the same code.
 
     Two sessions do all this for drafters with logits: `kernel.session.KernelSession` where those of all levels are
     known when a step begins, `model.ModelSession` where each level takes a forward. A drafter without probabilities
     has static trees only, and defines `begin`, `fill` and what its texts need.
-
-    Attributes:
-        name: of the drafter, in messages and as the source of its drafts.
     """
 
-    name = DRAFTER
+    name = DRAFTER  # in messages, and as the source of its drafts
 
     @abstractmethod
     def begin(self, roots: Tensor, states: Tensor) -> None:
-        """Begin a step; `fill` and `grow` do.
-
-        Args:
-            roots: int64 [B], each row's root, on the model's device.
-            states: float [B, d], the hidden states that the roots were predicted from.
-        """
+        """Begin a step; `fill` and `grow` do. States [B, d] are those that the roots int64 [B] were predicted from."""
 
     @abstractmethod
     def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
@@ -181,15 +136,10 @@ class ProposerSession(ABC):
         raise static_only(self.name, "chosen per step")
 
     def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
-        """Follow the true tokens of each row.
+        """Follow the tokens that followed the root of each row: int64 [B, L], negative beyond the end of the text.
 
-        Args:
-            true: int64 [B, L], the tokens that followed the root; negative beyond the end of the text.
-            confidence: whether the second result is made.
-
-        Returns:
-            int64 [B, L], the rank of each among the candidates of its level; `NO_CANDIDATE` if it is not one. And
-            float32 [B, L], log of the estimated probability of each level's best candidate, or [0, 0].
+        Returns int64 [B, L], the rank of each among the candidates of its level, or `NO_CANDIDATE`; and with
+        `confidence` float32 [B, L], log of the estimated probability of each level's best candidate, else [0, 0].
         """
         raise static_only(self.name, "traced")
 
@@ -200,7 +150,7 @@ class ProposerSession(ABC):
     def sources(self, true: Ints) -> list[list[dict[str, int]]]:
         """For each row and level by name the sources that have the true token, with its rank in their own lists.
 
-        Empty beyond the end of the text. `treeopt.drafting.trace.draft_sources` lists the names.
+        Empty beyond the end of the text. docs/report.md lists the names.
         """
         ranks = self.trace(true)[0].tolist()
         return [[{self.name: rank} if rank != NO_CANDIDATE else {} for rank in row] for row in ranks]

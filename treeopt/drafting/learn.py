@@ -11,7 +11,6 @@ import dataclasses
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from treeopt.defaults import LEARN_TOKENS, LEVELS, MAX_DEPTH
 from treeopt.drafter import LM_HEAD_LEVELS, MAX_WINDOW, TOP_LOGPROBS, WINDOW, Drafter, Level
@@ -75,21 +74,13 @@ class Learning:
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """A drafter, and the drafters of the folds, which trace the texts that it was learned from.
+    """A drafter, and the drafters of the folds, which trace the texts that it was learned from."""
 
-    Args:
-        drafter: with the n-gram table of all texts.
-        folds: the same levels with tables that leave out the texts of one fold each.
-        fold_of: the fold of each prompt id.
-        tokens: counted tokens, of greedy and sampled answers.
-        seconds: of each part of the work.
-    """
-
-    drafter: Drafter
-    folds: tuple[Drafter, ...]
-    fold_of: dict[str, int]
-    tokens: int
-    seconds: dict[str, float] = field(default_factory=dict)
+    drafter: Drafter  # with the n-gram table of all texts
+    folds: tuple[Drafter, ...]  # the same levels with tables that leave out the texts of one fold each
+    fold_of: dict[str, int]  # by prompt id
+    tokens: int  # counted, of greedy and sampled answers
+    seconds: dict[str, float] = field(default_factory=dict)  # of each part of the work
 
     def proposers(
         self, base: Base, heads: MedusaHeads | None, texts: Sequence[Text], draft: Base | None = None
@@ -110,13 +101,7 @@ def learn(
     run: BatchRun[Chunk] = ALONE,
     progress: Progress = silent,
 ) -> Learned:
-    """Learn a drafter from prompts with the base's answers.
-
-    `options` are those of the answers; the sampled ones have its `max_new_tokens` and `batch_size` too, and with
-    `greedy` the answers are counted without a forward.
-    """
-    if heads is None and draft is None and not learning.ngram:
-        raise ValueError("ngram is off and there are neither heads nor a draft model, so nothing drafts")
+    """Learn a drafter from prompts with the base's answers, and from others that are sampled with their `options`."""
     watch = Stopwatch(base)
     fold_of = _folds(texts)
     num_folds = max(fold_of.values()) + 1
@@ -157,15 +142,13 @@ def _counted(
     counts = [NgramCounts(base.vocab_size) for _ in range(max(fold_of.values()) + 1)]
     if not learning.tokens:
         return counts
-    size = options.batch_size
     by_prompt = {prompt_id: counts[fold] for prompt_id, fold in fold_of.items()}
-    auto = options.auto_batch
-    drawing = Drawing(learning.tokens, learning.temperature, learning.seed, options.max_new_tokens, size, auto)
+    sampling = (learning.tokens, learning.temperature, learning.seed)
+    drawing = Drawing(*sampling, options.max_new_tokens, options.batch_size, options.auto_batch)
     for drawn in draw(base, texts, drawing, run=run, progress=progress):
         count_drawn(by_prompt[drawn.text.prompt_id], drawn)
     watch.lap("drawing")
-    sizes: dict[str, Any] = {"batch_size": size, "auto_batch": auto}
-    count_texts(base, texts, by_prompt, greedy=options.greedy, **sizes, run=run, progress=progress)
+    count_texts(base, texts, by_prompt, options, run=run, progress=progress)
     return counts
 
 
@@ -192,11 +175,6 @@ def _folds(texts: Sequence[Text]) -> dict[str, int]:
     """The fold of each prompt id; all turns of a dialogue share one, and so do equal prompts."""
     first: dict[str, bytes] = {}
     for text in sorted(texts, key=lambda one: one.turn):
-        first.setdefault(_row(text), array("i", text.prompt).tobytes())
+        first.setdefault(text.dialogue, array("i", text.prompt).tobytes())
     number = {prompt: i for i, prompt in enumerate(dict.fromkeys(first.values()))}
-    return {text.prompt_id: number[first[_row(text)]] % FOLDS for text in texts}
-
-
-def _row(text: Text) -> str:
-    """The part of the prompt id that is the same for all turns of a dialogue."""
-    return text.prompt_id.partition(".")[0]
+    return {text.prompt_id: number[first[text.dialogue]] % FOLDS for text in texts}

@@ -23,16 +23,10 @@ HEAD_SOURCE, LM_HEAD_SOURCE = "head", "LM head"  # names of logits, for `Propose
 
 
 class RecordProposer(KernelSource):
-    """A drafter record, and the model that it drafts for.
+    """A drafter record, and the model that it drafts for; without heads the LM head serves in the first levels.
 
-    Args:
-        base: the base model.
-        heads: its draft heads; None where the record has none: the LM head takes their place in the first levels.
-        drafter: the record.
-
-    Raises:
-        TreeoptError: E101 where the record needs heads and none are given, E212 where the heads do not fit the base,
-            E223 where the record does not fit base or heads.
+    E101 where the record needs heads and none are given, E212 where the heads do not fit the base, E223 where the
+    record does not fit base or heads.
     """
 
     def __init__(self, base: Base, heads: MedusaHeads | None, drafter: Drafter) -> None:
@@ -41,13 +35,8 @@ class RecordProposer(KernelSource):
         self.base = base
         self.heads = None if heads is None else heads_like(base, heads)
         check_drafter(drafter, base, heads)
-        known = min(base.vocab_size, max(drafter.top, drafter.top_logprobs or base.vocab_size))
-        if drafter.ngram_table is None:
-            known = min(base.vocab_size, drafter.top)
-        logits_of = f"a head on {base.name}" if drafter.num_heads else f"the LM head of {base.name}"
-        super().__init__(
-            drafter, base.vocab_size, known, HEAD_SOURCE if drafter.num_heads else LM_HEAD_SOURCE, logits_of
-        )
+        name, of = (HEAD_SOURCE, "a head on") if drafter.num_heads else (LM_HEAD_SOURCE, "the LM head of")
+        super().__init__(drafter, base.vocab_size, name, f"{of} {base.name}")
         self.window = 0 if drafter.ngram_table is None else max(drafter.window, CONTEXT)
         self.rows_at_once = rows_at_once(base.vocab_size, drafter.num_heads or min(1, drafter.lm_head_levels))
 
@@ -60,11 +49,7 @@ class RecordProposer(KernelSource):
         return KernelSession(self, texts, depth, ends)
 
     def logits(self, states: Tensor, depth: int, known: Tensor | None = None) -> Tensor:
-        """Logits at states [B, d]: float [min(depth, H), B, V] of the heads, or [0 or 1, B, V] of the LM head.
-
-        `known` are the base's logits [B, V] there. Where they are the LM head's outputs, it is not run again: with one
-        text that would take as long as for all nodes of a step, whose time is that of reading its weights.
-        """
+        """Logits at states [B, d]: float [min(depth, H), B, V] of the heads, or [0 or 1, B, V] of the LM head."""
         if self.heads is not None or self.drafter.lm_head_levels:
             check_states_fit(self.base, states)
         if self.heads is not None:
@@ -72,16 +57,13 @@ class RecordProposer(KernelSource):
             return logits
         if not min(depth, self.drafter.lm_head_levels):
             return states.new_zeros(0, len(states), self.vocab_size)
-        if known is not None and self.base.logits_of_lm_head:
+        if known is not None and self.base.logits_of_lm_head:  # with one text, it takes as long as for all nodes
             return known[None]
         return self.base.lm_logits(states)[None]
 
 
 def check_drafter(drafter: Drafter, base: Base, heads: MedusaHeads | None, draft: Base | None = None) -> None:
-    """Raise E223 unless a drafter was made for as many heads, for a draft model if one is given, and the vocabulary.
-
-    TypeError for another type.
-    """
+    """Raise E223 unless a drafter was made for as many heads, for a draft model if one is given, and the vocabulary."""
     if not isinstance(drafter, Drafter):
         raise TypeError(f"drafter is treeopt.Drafter or None, not an object of type {type(drafter).__name__}")
     faults = []

@@ -27,17 +27,9 @@ UNTRAINED_NODES = 16  # of the per-step trees where nothing was learned
 class TreeSource(Protocol):
     """The trees of a decoder's steps, with their tokens."""
 
-    @property
-    def nodes(self) -> int:
-        """N, the largest number of nodes of any tree, root counted."""
-
-    @property
-    def depth(self) -> int:
-        """The greatest depth of any node of any tree."""
-
-    @property
-    def window(self) -> int:
-        """The number of last tokens of each text that are read, the root included; 0 if none."""
+    nodes: int  # N, the largest number of any tree, root counted
+    depth: int  # of the deepest node of any tree
+    window: int  # the number of last tokens of each text that are read, the root included; 0 if none
 
     @property
     def tree(self) -> Tree | None:
@@ -126,10 +118,7 @@ def untrained(base: Base) -> tuple[TreePolicy, Drafter]:
 
 
 def proposer_for(base: Base, heads: MedusaHeads | None, drafter: Drafter | None, draft: Base | None = None) -> Proposer:
-    """The `Proposer` of a drafter record and a model; of the `heads` drafter without a record.
-
-    ValueError where heads and a draft model are given, or a draft model without a record.
-    """
+    """The `Proposer` of a drafter record and a model; of the `heads` drafter without a record."""
     if draft is not None:
         if heads is not None or drafter is None:
             raise ValueError("a draft model needs the record of a drafter, and takes no heads")
@@ -143,10 +132,7 @@ def proposer_for(base: Base, heads: MedusaHeads | None, drafter: Drafter | None,
 
 
 def check_plan(plan: Plan, drafter: Drafter | None) -> None:
-    """Raise E223, E101 or E102 where a plan was made for another drafter, or has levels or ranks that it lacks.
-
-    No model is needed.
-    """
+    """Raise E223, E101 or E102 where a plan was made for another drafter, or has levels or ranks that it lacks."""
     if plan.drafter and (drafter is None or drafter.id != plan.drafter):
         given = "none was given" if drafter is None else f"the one given is {drafter.id}"
         what = f"the tree was made for drafter {plan.drafter}; {given}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,16 +26,9 @@ class TokenRecycling:
     """Token Recycling as a drafter of static trees: a node of rank r gets successor r of its parent's token.
 
     Logits of the prompt are not recycled, because the prefill computes those of the last token alone. All texts of one
-    `TokenRecycling` share its matrix, so later texts begin with what earlier ones left there.
-
-    Args:
-        base: the base model.
-        successors: K, at most the size of the vocabulary.
-        depth: the number of levels that a tree may have.
-
-    Attributes:
-        matrix: int64 [V, K] on the model's device, the successors of each token, the likeliest first. Before a token
-            was verified they are the tokens 0 .. K-1, which differ from one another as siblings must.
+    `TokenRecycling` share its `matrix` int64 [V, K], the successors of each token, the likeliest first, so later texts
+    begin with what earlier ones left there. Before a token was verified they are the tokens 0 .. K-1, which differ from
+    one another as siblings must.
     """
 
     window = 0
@@ -59,12 +51,7 @@ class TokenRecycling:
         """Overwrite rows of the matrix. Of equal tokens an accepted one counts, and of several the last: the deepest.
 
         (The paper's code takes the last of all nodes, in the order of the device; they differ little:
-        docs/benchmarks.md.)
-
-        Args:
-            tokens: int64 [n].
-            successors: int64 [n, K].
-            accepted: int64 [n], 1 for tokens that are part of the text, 0 for rejected drafts.
+        docs/benchmarks.md.) Tokens are int64 [n], successors [n, K], accepted [n] is 1 for tokens of the text.
         """
         # A write with equal indices has no defined order, so all of them write the row that counts.
         order = torch.arange(len(tokens), device=tokens.device) + accepted * len(tokens)
@@ -74,13 +61,10 @@ class TokenRecycling:
 
 @once_a_tree
 def _levels_of(tree: Buffers) -> list[tuple[Tensor, Tensor]]:
-    """For each depth int64 [n], the index of each draft's parent in the depth above, and each draft's rank."""
-    inner, found = np.zeros(1, np.int64), []
-    for level in tree.levels:
-        parents, ranks = (torch.from_numpy(array) for array in (inner[level.parents], level.ranks))
-        found.append((parents.to(tree.position_ids.device), ranks.to(tree.position_ids.device)))
-        inner = level.inner
-    return found
+    """For each depth int64 [n], each draft's parent among all nodes, and its rank."""
+    sizes = [1, *(len(level.ranks) for level in tree.levels)]
+    ranks = torch.from_numpy(tree.ranks).to(tree.position_ids.device)
+    return list(zip(torch.split(tree.parents, sizes), torch.split(ranks, sizes), strict=True))[1:]
 
 
 class TokenRecyclingSession(ProposerSession):
@@ -96,10 +80,10 @@ class TokenRecyclingSession(ProposerSession):
 
     def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
         successors, width = self._proposer.matrix.flatten(), self._proposer.num_candidates
-        levels = [roots[:, None]]
+        tokens = roots[:, None]
         for parents, ranks in _levels_of(tree):
-            levels.append(successors[levels[-1].index_select(1, parents) * width + ranks])
-        return Drafts(torch.cat(levels, dim=1), tree)
+            tokens = torch.cat([tokens, successors[tokens.index_select(1, parents) * width + ranks]], dim=1)
+        return Drafts(tokens, tree)
 
     def keep(self, kept: AcceptedPart) -> None:
         tokens, successors = kept.drafts.tokens, top_ids(kept.logits, self._proposer.num_candidates)

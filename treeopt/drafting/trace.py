@@ -27,21 +27,16 @@ from treeopt.traces import MISS, NONE, TARGET_RANKS, Ranks, StepTraces, TargetTr
 BASE = "base"  # the source of the root of every step, which is the base model's own token
 _PLACES = 253  # indices in a per-step tree that are stored; larger ones are misses
 _ENDED = -5  # beyond the end of a text; differs from every token and from the padding of drafters
-_Arrays = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, NDArray[Any]]
+_STEPS = ("node_rank", "expected_tokens", "confidence")
 
 
 @dataclass(frozen=True)
 class Target:
-    """The distribution that texts are sampled from.
+    """The distribution that texts are sampled from: the softmax of the scores float32 [n, V] of logits [n, V]."""
 
-    Args:
-        scores: the model's logits [n, V] as float32 [n, V] whose softmax is the distribution, such as
-            `treeopt.decode.rules.Sample.scores`.
-        count: R, candidates of each level whose probability is traced.
-    """
-
-    scores: Callable[[Tensor], Tensor]
-    count: int = TARGET_RANKS
+    scores: Callable[[Tensor], Tensor]  # such as `treeopt.decode.rules.Sample.scores`
+    count: int = TARGET_RANKS  # R, candidates of each level whose probability is traced
 
     @classmethod
     def at_temperature(cls, temperature: float, vocab_size: int) -> Target:
@@ -51,19 +46,25 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class TextTraces:
-    """The traces of one text of G tokens.
+    """The traces of one text of G tokens."""
 
-    Args:
-        ranks: uint8 [G, L].
-        steps: traces of its per-step trees; None where they were not traced.
-        target: the target's probabilities of the candidates; None without a target.
-        entropy: float32 [G], entropy in nats of the target at each position; None without a target.
-    """
+    ranks: Ranks  # [G, L]
+    steps: StepTraces | None = None  # of its per-step trees, where they were traced
+    target: TargetTraces | None = None  # the target's probabilities of the candidates, where there is a target
 
-    ranks: Ranks
-    steps: StepTraces | None = None
-    target: TargetTraces | None = None
-    entropy: NDArray[np.float32] | None = None
+    @classmethod
+    def of(cls, arrays: Arrays) -> TextTraces:
+        """The traces in arrays by the names of their fields."""
+        steps = StepTraces(*(arrays[name] for name in _STEPS)) if _STEPS[0] in arrays else None
+        target = TargetTraces(arrays["probability"], arrays.get("places")) if "probability" in arrays else None
+        return cls(arrays["ranks"], steps, target)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays that `of` reads."""
+        found = {"ranks": self.ranks}
+        for part in (self.steps, self.target):
+            found |= {name: array for name, array in vars(part).items() if array is not None} if part else {}
+        return found
 
 
 @torch.inference_mode()
@@ -79,18 +80,9 @@ def trace_texts(
     """Ranks of the tokens of answers among the candidates of a drafter; one forward for all texts.
 
     Row i of a text is the step in which token g[i] of its answer is the root. Column h-1 is the rank of g[i+h] at level
-    h: `MISS` where it is `top_k` or more or the token is not a candidate, `NONE` past the end of the text.
-
-    Args:
-        base: the base model.
-        proposers: the drafter of each text; texts in a row with the same one are traced together.
-        texts: prompts and answers.
-        top_k: ranks that are stored.
-        step_depth: depth of the traced per-step trees; 0 traces none.
-        target: whose probabilities of the candidates are traced; None traces none.
-
-    Raises:
-        TreeoptError: E504 where states or scores are not finite.
+    h: `MISS` where it is `top_k` or more or the token is not a candidate, `NONE` past the end of the text. Texts in a
+    row with the same proposer are traced together, per-step trees to a depth of `step_depth`. E504 where states or
+    scores are not finite.
     """
     states = hidden_states(base, texts)
     traced: list[TextTraces] = []
@@ -115,12 +107,8 @@ def positions_of(
 ) -> Iterator[tuple[ProposerSession, Ints]]:
     """The positions of the texts' answers as rows of begun sessions, a few at a time, with the true tokens [n, L].
 
-    Args:
-        proposer: the drafter.
-        texts: prompts and answers.
-        states: for each text [G, d], the hidden states that the answer's tokens were predicted from; those of the
-            chosen positions.
-        chosen: bool [sum of G], the positions; None for all.
+    `states` [G, d] of each text are those that the tokens of its answer at the positions that are `chosen` (bool
+    [sum of G]; None for all) were predicted from.
     """
     true = np.concatenate([_true(text, proposer.depth) for text in texts])
     ends = np.concatenate([len(text.prompt) + 1 + np.arange(len(text.answer)) for text in texts])
@@ -146,7 +134,7 @@ def _true(text: Text, depth: int) -> Ints:
     return np.lib.stride_tricks.sliding_window_view(tokens, depth + 1)[:, 1:]
 
 
-def _trace(session: ProposerSession, true: Ints, top_k: int, step_depth: int, count: int) -> _Arrays:
+def _trace(session: ProposerSession, true: Ints, top_k: int, step_depth: int, count: int) -> Arrays:
     """The arrays of traces of these positions by name, with `count` candidates of each level."""
     rank, confidence = session.trace(true, confidence=bool(step_depth))
     found: dict[str, NDArray[Any]] = {
@@ -170,36 +158,24 @@ def _stored(nodes: Ints, tree: Expansion) -> Ints:
     return np.where(nodes <= min(_PLACES, tree.tokens.shape[1]), nodes, MISS)
 
 
-def _finished(base: Base, text: Text, found: _Arrays, target: Target | None) -> TextTraces:
+def _finished(base: Base, text: Text, found: Arrays, target: Target | None) -> TextTraces:
     """The traces of one text."""
-    steps = None
-    if "node_rank" in found:
-        steps = StepTraces(found["node_rank"], found["expected_tokens"], found["confidence"])
     if target is None:
-        return TextTraces(found["ranks"], steps)
+        return TextTraces.of(found)
     logits = answer_logits(base, text)
-    probability, entropy = _probabilities(logits, torch.from_numpy(found["candidates"]).to(logits.device), target)
-    traces = TargetTraces(probability.to(torch.float16).numpy(force=True), found.get("places"))
-    return TextTraces(found["ranks"], steps, traces, entropy.numpy(force=True))
+    probability = _probabilities(logits, torch.from_numpy(found["candidates"]).to(logits.device), target)
+    return TextTraces.of({**found, "probability": probability.numpy(force=True)})
 
 
-def _probabilities(logits: Tensor, candidates: Tensor, target: Target) -> tuple[Tensor, Tensor]:
-    """The target's probability of each candidate at its position, and its entropy in nats; a few positions at a time.
+def _probabilities(logits: Tensor, candidates: Tensor, target: Target) -> Tensor:
+    """The target's probability of each candidate at its position: float16 [G, L, R], 0 past the end of the text.
 
-    Args:
-        logits: float [G, V], of the model at the positions of the answer.
-        candidates: int64 [G, L, R]; those of level h in row i may follow answer token i + h - 1; -1 is none.
-        target: the target.
-
-    Returns:
-        float32 [G, L, R], 0 past the end of the text; float32 [G].
+    `logits` [G, V] are of the answer, `candidates` int64 [G, L, R] those that may follow answer token i + h - 1.
     """
     found = candidates.new_zeros(candidates.shape, dtype=torch.float32)
-    entropies: list[Tensor] = []
     first, levels = 0, candidates.shape[1]
-    for part in torch.split(logits, rows_at_once(logits.shape[-1])):
+    for part in torch.split(logits, rows_at_once(logits.shape[-1])):  # a few positions at a time
         probability = target.scores(part).log_softmax(-1).exp()
-        entropies.append(torch.special.entr(probability).sum(-1))
         end = first + len(part)
         for level in range(1, levels + 1):
             begin = max(first, level)  # the candidates of the first `level` positions would begin before the answer
@@ -208,7 +184,7 @@ def _probabilities(logits: Tensor, candidates: Tensor, target: Target) -> tuple[
                 known = probability[begin - first :].gather(1, tokens.clamp(min=0))
                 found[begin - level : end - level, level - 1] = torch.where(tokens < 0, 0, known)
         first = end
-    return found, torch.cat(entropies)
+    return found.to(torch.float16)
 
 
 def node_ranks(expansion: Expansion, true: Ints) -> Ints:
@@ -255,27 +231,10 @@ def expected_tokens(log_probability: Floats) -> Floats:
 def draft_sources(
     base: Base, proposer: Proposer, prompt: Sequence[int], steps: Sequence[Sequence[int]]
 ) -> list[list[Mapping[str, int]]]:
-    """The sources of the accepted drafts of each step, by a teacher-forced pass over the finished text.
+    """For each step, and each of its tokens after the root, the sources that had the token, with its rank there.
 
-    A drafter joins the lists of its sources and scores each token once, so a draft has no single author: every source
-    is given that had the token, with the token's rank in its own list. In the order in which candidates are collected:
-
-        head, LM head, draft model    the likeliest tokens of logits
-        n-gram                        successors of the longest stored context, in the n-gram table
-        frequent                      the most frequent tokens, where there are no logits, or no stored contexts
-        lookup                        the token that followed the latest longest match in the text so far
-        text                          the tokens with the most votes of all matches in the text so far
-        drafter                       a `Proposer` of the caller, whose sources are not known
-
-    Args:
-        base: the base model.
-        proposer: the drafter of the text.
-        prompt: token ids.
-        steps: the tokens of each step, its root first.
-
-    Returns:
-        For each step and each of its tokens after the root, rank by source; empty where no source has the token, which
-        only rounding can cause.
+    By a teacher-forced pass over the finished text. Empty where no source has the token, which only rounding can cause.
+    docs/report.md lists the sources.
     """
     answer = [token for step in steps for token in step]
     if not proposer.depth or len(answer) == len(steps):

@@ -112,24 +112,25 @@ class Buffers:
         Raises:
             TreeoptError: E103 where they are not those of a tree.
         """
-        fault = self._layout_fault() or self._rows_fault()
-        if not fault:
-            try:
+        fault = self._layout_fault()
+        try:
+            if not fault:
                 tree = Tree(self._rank_paths())
-            except TreeoptError as error:
-                fault = error.what.removeprefix("not a tree: ")
-            else:
                 fault = self._difference(compile_ranks(tree))
-                if not fault:
-                    return tree
-        raise TreeoptError(Code.TREE_INVALID, f"not a compiled tree: {fault}", fix="treeopt.compile_tree")
+        except LookupError:
+            fault = "retrieve_indices are not those of all nodes"
+        except TreeoptError as error:
+            fault = error.what.removeprefix("not a tree: ")
+        if fault:
+            raise TreeoptError(Code.TREE_INVALID, f"not a compiled tree: {fault}", fix="treeopt.compile_tree")
+        return tree
 
     def _layout_fault(self) -> str:
         """The shape or dtype that no compiled tree has; empty where there is none."""
         wrong = [name for name in BUFFER_NAMES if not isinstance(getattr(self, name), Tensor)]
         if wrong:
             return f"{wrong[0]} is not a tensor"
-        if not isinstance(self.top_k, int) or not 0 <= self.top_k <= MAX_RANK + 1:
+        if type(self.top_k) is not int or not 0 <= self.top_k <= MAX_RANK + 1:
             return f"top_k is {self.top_k!r}"
         nodes, retrieve = self.position_ids.numel(), tuple(self.retrieve_indices.shape)
         if not 1 <= nodes <= MAX_NODES:
@@ -142,16 +143,9 @@ class Buffers:
                 return f"{name} is {tensor.dtype} {list(tensor.shape)}, not {dtype} {list(shape)}"
         return ""
 
-    def _rows_fault(self) -> str:
-        """Whether `retrieve_indices` are not those of all nodes, or of others; empty where they are not."""
-        rows = self.retrieve_indices
-        if not ((rows >= PAD) & (rows < self.nodes)).all():
-            return f"retrieve_indices are not from {PAD} to {self.nodes - 1}"
-        return "" if len(torch.unique(rows[rows != PAD])) == self.nodes else "retrieve_indices lack a node"
-
     def _rank_paths(self) -> tuple[tuple[int, ...], ...]:
         """The path of each node but the root, by the first row with it."""
-        ranks = ((self.tree_indices - 1) % max(self.top_k, 1)).tolist()
+        ranks = self.ranks.tolist()
         found: dict[int, tuple[int, ...]] = {}
         for row in self.retrieve_indices.tolist():
             for column, node in enumerate(row):
@@ -160,14 +154,10 @@ class Buffers:
         return tuple(found[node] for node in range(1, self.nodes))
 
     def _difference(self, right: Buffers) -> str:
-        """The first number that is not that of `right`; empty where there is none."""
+        """The first field that is not that of `right`; empty where there is none."""
         for name in BUFFER_NAMES:
-            wrong, tensor = getattr(self, name).numpy(force=True), getattr(right, name).numpy()
-            if wrong.shape != tensor.shape:
-                return f"{name} is {list(wrong.shape)}, its tree's is {list(tensor.shape)}"
-            if (differs := wrong != tensor).any():
-                place = tuple(map(int, np.unravel_index(differs.argmax(), differs.shape)))
-                return f"{name}{list(place)} is {wrong[place]}, its tree's is {tensor[place]}"
+            if not torch.equal(getattr(self, name).cpu(), getattr(right, name)):
+                return f"{name} are not those of its tree"
         return "" if self.top_k == right.top_k else f"top_k is {self.top_k}, its tree's is {right.top_k}"
 
     def paths_to(self, nodes: Tensor) -> Tensor:
@@ -291,11 +281,7 @@ def compile_tree(tree: GivenTree, device: torch.device | str = "cpu") -> Buffers
 
 
 def compile_ranks(tree: Tree, device: torch.device | str = "cpu") -> Buffers:
-    """As `compile_tree`, for a tree of any drafter: ranks are those of the drafter's candidates.
-
-    Raises:
-        TreeoptError: E105 where the tree is too large.
-    """
+    """As `compile_tree`, for a tree of any drafter, whose candidates have the ranks; E105 where it is too large."""
     if tree.nodes > MAX_NODES:
         what = f"the tree has {tree.nodes:,} nodes; at most {MAX_NODES:,} are compiled"
         why = "the mask holds a byte for each pair of nodes"
@@ -313,9 +299,6 @@ def compile_ranks(tree: Tree, device: torch.device | str = "cpu") -> Buffers:
     indices = 1 + (depths - 1) * top_k + torch.tensor([0, *(path[-1] for path in tree.paths)])
     indices[ROOT] = ROOT
     return Buffers(mask, depths, indices, paths[list(tree.leaves)], top_k).to(device)
-
-
-_FIX = "treeopt compile writes the file again"
 
 
 def save_buffers(
@@ -339,26 +322,20 @@ def load_buffers(path: str | os.PathLike[str], device: torch.device | str = "cpu
             those of a tree.
     """
     arrays, header = read_arrays(path, SCHEMA)
-    missing = [name for name in BUFFER_NAMES if name not in arrays]
-    if missing:
-        raise TreeoptError(Code.FILE_INVALID, f"{path} lacks {', '.join(missing)}", fix=_FIX)
-    top_k = header.get("top_k")
-    if not isinstance(top_k, int) or isinstance(top_k, bool):
-        raise TreeoptError(Code.FILE_INVALID, f"{path} does not say its top_k", fix=_FIX)
-    found = Buffers(**{name: torch.from_numpy(arrays[name]) for name in BUFFER_NAMES}, top_k=top_k)
-    if fault := _fault(found, set(arrays) - set(BUFFER_NAMES), header):
-        raise TreeoptError(Code.FILE_INVALID, f"{path} is not a compiled tree: {fault}", fix=_FIX)
+    fault = ""
+    if arrays.keys() != set(BUFFER_NAMES):
+        fault = f"it holds {', '.join(sorted(arrays)) or 'no tensor'}"
+    else:
+        found = Buffers(
+            **{name: torch.from_numpy(arrays[name]) for name in BUFFER_NAMES}, top_k=header.get("top_k", -1)
+        )
+        try:
+            tree = found.tree()
+            wrong = [name for name in ("nodes", "depth") if header.get(name) != getattr(tree, name)]
+            fault = f"{wrong[0]} is {header.get(wrong[0])!r}" if wrong else ""
+        except TreeoptError as error:
+            fault = error.what.removeprefix("not a compiled tree: ")
+    if fault:
+        fix = "treeopt compile writes the file again"
+        raise TreeoptError(Code.FILE_INVALID, f"{path} is not a compiled tree: {fault}", fix=fix)
     return found.to(device)
-
-
-def _fault(found: Buffers, extra: set[str], header: dict[str, Any]) -> str:
-    if extra:
-        return f"it holds {', '.join(sorted(extra))} too"
-    try:
-        tree = found.tree()
-    except TreeoptError as error:
-        return error.what.removeprefix("not a compiled tree: ")
-    for name, number in {"nodes": tree.nodes, "depth": tree.depth}.items():
-        if header.get(name) != number:
-            return f"{name} is {header.get(name)!r}, its tree's is {number}"
-    return ""

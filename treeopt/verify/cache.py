@@ -109,8 +109,7 @@ class Store:
     rows: Tensor | None = None  # int64 [B, 1], the numbers of the rows, where `entries` is given
     width: int = 0  # of entries that the next forward reads at least; unused ones are hidden by its mask
     blocks: list[Tensor] = field(default_factory=list)
-    stacked: bool = False  # whether the first block is that of several layers
-    taken: int = 0  # number of layers in it
+    taken: int = 0  # number of layers in the first block, where it is that of several
     moved: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)  # both on other layers' devices
 
     def indices(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -129,15 +128,9 @@ class Store:
         alike = values.shape == keys.shape
         if not self.blocks and alike and self.layers:
             self.blocks.append(self.arena.zeros(0, (2 * self.layers, *shape), keys))
-            self.stacked = True
-        first, at = (self.blocks[0], 2 * self.taken) if self.stacked else (None, 0)
-        if (
-            first is not None
-            and alike
-            and at < len(first)
-            and first.shape[1:] == shape
-            and (first.dtype, first.device) == (keys.dtype, keys.device)
-        ):
+        at, kind = 2 * self.taken, (shape, keys.dtype, keys.device)
+        room = [block for block in self.blocks[:1] if alike and at + 1 < len(block)]
+        if room and (room[0].shape[1:], room[0].dtype, room[0].device) == kind:
             self.taken += 1
             return (0, at), (0, at + 1)
         number = len(self.blocks)
@@ -177,7 +170,10 @@ class TreeLayer(DynamicLayer):
         (keys, at), (values, next_at) = self.places
         self.key_buffer, self.value_buffer = self.store.blocks[keys][at], self.store.blocks[values][next_at]
         if self.store.whole:  # a captured graph then writes to these addresses, and copies no cache
-            mark_static(self.key_buffer, self.value_buffer)
+            from torch._dynamo import mark_static_address  # takes a second to import
+
+            mark_static_address(self.key_buffer)
+            mark_static_address(self.value_buffer)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         store = self.store
@@ -208,13 +204,6 @@ class TreeLayer(DynamicLayer):
             self.key_buffer[rows, :, entries] = key_states.transpose(1, 2)
             self.value_buffer[rows, :, entries] = value_states.transpose(1, 2)
 
-    def crop(self, tokens_to_remove: int) -> None:
-        assert tokens_to_remove <= 0, "transformers removes entries by a negative count"
-        self.length += tokens_to_remove
-
-    def reset(self) -> None:
-        self.length = 0
-
     def get_seq_length(self) -> int | Tensor:
         store = self.store
         return store.entries[0, 0] if store.whole and store.entries is not None else self.length
@@ -222,15 +211,9 @@ class TreeLayer(DynamicLayer):
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
 
-    def get_max_length(self) -> int:
-        return self.capacity
-
 
 class TreeCache(Cache):
-    """A stock cache made of `TreeLayer`s of one capacity; works in stock `forward` and `generate` too.
-
-    `layers` and `whole` are those of `Store`; no other cache uses the arena.
-    """
+    """A stock cache of `TreeLayer`s of one capacity; `layers` and `whole` are those of `Store`."""
 
     def __init__(self, capacity: int, layers: int = 0, arena: Arena | None = None, *, whole: bool = False) -> None:
         self.store = Store(arena or Arena(), layers, whole)
@@ -341,14 +324,6 @@ def with_standard_strides(values: Tensor) -> Tensor:
     for size in values.shape[:0:-1]:
         strides.insert(0, strides[0] * size)
     return values if values.stride() == tuple(strides) else values.clone(memory_format=torch.contiguous_format)
-
-
-def mark_static(*buffers: Tensor) -> None:
-    """Declare that compiled forwards get these very buffers, to which a captured graph writes without copies."""
-    from torch._dynamo import mark_static_address  # takes a second to import
-
-    for buffer in buffers:
-        mark_static_address(buffer)
 
 
 def padded(tree: Buffers, nodes: int) -> Buffers:

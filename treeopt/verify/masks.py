@@ -132,10 +132,7 @@ class TreeMasks:
         return self._of(masks)
 
     def autoregressive(self, length: int, rows: int) -> dict[str, None]:
-        """The kinds of layers in which the token after `length` others attends to all of them, and needs no mask.
-
-        That is faster, and what an autoregressive baseline does. Empty where a batch would need masks of some kinds.
-        """
+        """The kinds of layers in which the token after `length` others attends to all; in a batch all or none."""
         kinds = {kind: None for kind, window in self._windows.items() if window is None or length < window}
         return kinds if rows == 1 or len(kinds) == len(self._windows) else {}
 
@@ -213,15 +210,10 @@ def check_frequencies(switch: int, lengths: Sequence[int], max_new_tokens: int) 
     """
     if all(length > switch for length in lengths) or max(lengths) + max_new_tokens <= switch + 1:
         return
-    crossing = next((length for length in lengths if length <= switch < length + max_new_tokens - 1), None)
-    what = (
-        "the batch has prompts of both sides"
-        if crossing is None
-        else f"{crossing} prompt tokens and {max_new_tokens} new ones"
-    )
+    prompts = " to ".join(map(str, sorted({min(lengths), max(lengths)})))
     raise TreeoptError(
         Code.CONTEXT_FULL,
-        f"{what}; the rotary frequencies change after {switch} tokens",
+        f"{prompts} prompt tokens and {max_new_tokens} new ones; the rotary frequencies change after {switch} tokens",
         why="with longrope, a tree that crosses this place would read its text with other frequencies",
         fix="prompts that are all longer, or all texts shorter, than that",
     )

@@ -172,10 +172,9 @@ class Session:
         return torch.tensor(self._lengths, device=self._forward.base.device)
 
     def verify(self, tokens: Tensor, tree: Buffers) -> tuple[Tensor, Tensor]:
-        """One forward over all nodes of all rows, with tokens int64 [B, N]; E503 where reserved space is used up.
+        """One forward over all nodes, with tokens int64 [B, N]: logits [B, N, V] and hidden states [B, N, d].
 
-        Returns:
-            Logits [B, N, V] and hidden states [B, N, d]; where the forward is compiled, valid until the next one.
+        E503 where reserved space is used up. Where the forward is compiled, the results are valid until the next one.
         """
         logits, hidden = self._forward.verifier.forward(**self.inputs(tokens, tree))
         if self._slots is not None:

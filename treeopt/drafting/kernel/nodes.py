@@ -8,30 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH
+from treeopt.drafting.interface import Ints
 from treeopt.drafting.kernel.compiled import compiled
-from treeopt.drafting.kernel.data import (
-    CACHE_TERM,
-    EMPTY,
-    HEAD,
-    HEAD_TERM,
-    NGRAM,
-    OTHER,
-    PRIOR,
-    PRIOR_TERM,
-    RATIO_TERM,
-    TOP,
-    VOTED,
-    VOTES,
-    WINDOW_OF,
-    Doubles,
-    Floats,
-    Ints,
-    Kernel,
-    Record,
-    Scratch,
-    StepArrays,
-    Texts,
-)
+from treeopt.drafting.kernel.data import CACHE, HEAD, NGRAM, PRIOR, Doubles, Kernel, Record, Scratch, Texts
 from treeopt.ngram_table import CONTEXT, HASH_MASK, MULTIPLIERS, ORDER_BITS
 
 _LENGTHS = len(CACHE_LENGTHS)
@@ -62,7 +41,7 @@ def matches(k: Kernel, row: int, depth: int) -> tuple[int, int, int]:
     """
     text, root, path = k.step.text[row], k.step.end[row] - 1, k.work.path
     tokens, previous = k.texts.tokens[text], k.texts.previous[text]
-    window = k.record.settings[WINDOW_OF]
+    window = k.record.window
     start = max(0, root + 1 - window)  # of the window; a match of a deeper path begins that much later
     first = max(0, root + 1 - window + depth)
     place = k.texts.latest[text, path[depth - 1] if depth else tokens[root]] - 1
@@ -88,7 +67,7 @@ def count_votes(k: Kernel, row: int, found: int) -> tuple[int, int, float]:
 
     Returns the number of different tokens, the number of `CACHE_LENGTHS` found, and the rest.
     """
-    tokens, prior, work, kinds = k.texts.tokens[k.step.text[row]], k.record.cache_prior[0], k.work, k.record.kinds
+    tokens, prior, work, kinds = k.texts.tokens[k.step.text[row]], k.record.cache_prior, k.work, k.record.kinds
     counts, alone = work.kind_counts, work.kind_weights
     counts[:] = 0
     alone[0] = 0.0
@@ -116,7 +95,7 @@ def count_votes(k: Kernel, row: int, found: int) -> tuple[int, int, float]:
 @compiled
 def likeliest_voted(k: Kernel, voters: int) -> int:
     """Write the indices of the tokens with the largest weights, of equal ones the smallest; returns their number."""
-    most, kept = k.record.settings[VOTED], 0
+    most, kept = k.record.voted, 0
     votes, voted, likeliest = k.work.votes, k.work.voted, k.work.likeliest
     for i in range(voters):
         at = kept
@@ -141,10 +120,10 @@ def cache_terms(work: Scratch, candidates: int, voters: int, rest: float) -> Non
     for i in range(candidates):
         voter = work.voters[work.token[i]]
         if voter:
-            share = work.votes[voter - 1] * np.exp(-np.float64(terms[PRIOR_TERM, i] + terms[RATIO_TERM, i]))
-            terms[CACHE_TERM, i] = np.log(share + rest)
+            share = work.votes[voter - 1] * np.exp(-np.float64(terms[PRIOR, i] + terms[NGRAM, i]))
+            terms[CACHE, i] = np.log(share + rest)
         else:
-            terms[CACHE_TERM, i] = without
+            terms[CACHE, i] = without
     for i in range(voters):
         work.voters[work.voted[i]] = 0
 
@@ -157,7 +136,7 @@ def frequent_tokens(k: Kernel, row: int) -> None:
     """
     frequent, ratios, counts = k.step.frequent[row], k.step.frequent_ratios[row], k.work.voters
     tokens, end = k.texts.tokens[k.step.text[row]], k.step.end[row]
-    start = max(0, end - max(k.record.settings[WINDOW_OF], CONTEXT))
+    start = max(0, end - max(k.record.window, CONTEXT))
     for place in range(start, end):
         counts[tokens[place]] += 1
     width, kept = len(frequent), 0
@@ -177,7 +156,7 @@ def frequent_tokens(k: Kernel, row: int) -> None:
         if at < width:
             frequent[at] = token
             kept = min(kept + 1, width)
-    prior, size = k.record.cache_prior[0], len(k.record.prior)
+    prior, size = k.record.cache_prior, len(k.record.prior)
     total = end - start + prior
     ratios[:] = np.log(prior / total)
     for i in range(kept):
@@ -192,7 +171,6 @@ def frequent_tokens(k: Kernel, row: int) -> None:
         counts[tokens[place]] = 0
 
 
-_HASH, _SHIFT = 2654435769, 12  # Knuth's multiplicative hash; its lowest bits are the token's
 Found = tuple[int, int, int, int]
 
 
@@ -207,8 +185,8 @@ def candidates(k: Kernel, row: int, depth: int, source: int) -> int:
     terms, scores, weights = k.work.terms, k.work.score, k.record.weights[depth]
     head, prior, ngram, cache = weights[HEAD], weights[PRIOR], weights[NGRAM], k.record.cache[depth, lengths]
     for i in range(count):
-        scores[i] = terms[PRIOR_TERM, i] * prior + terms[HEAD_TERM, i] * head
-        scores[i] = scores[i] + terms[RATIO_TERM, i] * ngram + terms[CACHE_TERM, i] * cache
+        scores[i] = terms[PRIOR, i] * prior + terms[HEAD, i] * head
+        scores[i] = scores[i] + terms[NGRAM, i] * ngram + terms[CACHE, i] * cache
     scores[looked_up] += k.record.lookup[depth, length]
     return count
 
@@ -227,9 +205,9 @@ def terms_of(k: Kernel, row: int, depth: int, source: int) -> Found:
         return count, 0, 0, 0
     found, length, place = matches(k, row, depth)
     voters, lengths, rest = 0, 0, 1.0
-    if record.settings[VOTES] and found:
+    if record.votes and found:
         voters, lengths, rest = count_votes(k, row, found)
-    empty = record.settings[EMPTY]
+    empty = record.empty
     context = 0 if empty else context_row(k, row, depth)
     successors = k.step.frequent[row] if empty else record.tokens[context]
     ratios = k.step.frequent_ratios[row] if empty else record.ratios[context]
@@ -243,10 +221,10 @@ def terms_of(k: Kernel, row: int, depth: int, source: int) -> Found:
         count = _add(work.slots, work.token, work.voted[work.likeliest[i]], count)
     _head_terms(k, row, source, count)
     for i in range(count):
-        work.terms[PRIOR_TERM, i] = record.prior[work.token[i]]
-        work.terms[RATIO_TERM, i] = ratios[width]  # the backoff
+        work.terms[PRIOR, i] = record.prior[work.token[i]]
+        work.terms[NGRAM, i] = ratios[width]  # the backoff
     for i in range(width - 1, -1, -1):  # of equal successors the first counts
-        work.terms[RATIO_TERM, work.slots[successors[i]] - 1] = ratios[i]
+        work.terms[NGRAM, work.slots[successors[i]] - 1] = ratios[i]
     if lengths:
         cache_terms(work, count, voters, rest)
     _clear(work, count)
@@ -261,7 +239,7 @@ def _first_candidates(k: Kernel, row: int, source: int) -> int:
         for i in range(len(k.record.frequent)):
             count = _add(k.work.slots, k.work.token, k.record.frequent[i], count)
         return count
-    for i in range(min(k.record.settings[TOP], k.step.seen.shape[2] // 2)):
+    for i in range(min(k.record.top, k.step.seen.shape[2] // 2)):
         count = _add(k.work.slots, k.work.token, k.step.seen[row, source, i], count)
     return count
 
@@ -286,50 +264,15 @@ def _add(slots: NDArray[np.int32], tokens: Ints, token: int, count: int) -> int:
 def _head_terms(k: Kernel, row: int, source: int, count: int) -> None:
     """Write the candidates' log-probabilities by the logits; the other terms are 0."""
     terms, work = k.work.terms, k.work
-    known, width, place = 0, k.step.seen.shape[2] // 2, 0
-    if source >= 0:
-        place = source % len(work.map_key)
-        _map_logprobs(k.step, work, source, row, place)
-        known = min(k.record.settings[TOP], width)
-    tokens, values = work.map_token[place], work.map_value[place]
     other = k.step.values[row, source, -1] if source >= 0 else np.float32(0.0)
     for i in range(count):
-        terms[HEAD_TERM, i] = terms[PRIOR_TERM, i] = terms[RATIO_TERM, i] = terms[CACHE_TERM, i] = np.float32(0.0)
-        if i < known:  # these are the first candidates, in their order
-            terms[HEAD_TERM, i] = k.step.values[row, source, width + i]
-        elif source >= 0:
-            terms[HEAD_TERM, i] = _logprob(tokens, values, work.token[i], other)
-
-
-@compiled
-def _map_logprobs(step: StepArrays, work: Scratch, source: int, row: int, place: int) -> None:
-    """Write log-probabilities of a row to one of the hash maps, if they are not in it."""
-    key = row * step.seen.shape[1] + source
-    if work.map_key[place] == key:
-        return
-    work.map_key[place] = key
-    tokens, values = work.map_token[place], work.map_value[place]
-    tokens[:] = -1
-    most = len(tokens) - 1
-    known = step.seen.shape[2] // 2
-    for i in range(known):
-        token = step.seen[row, source, i]
-        slot = ((token * _HASH) >> _SHIFT) & most
-        while tokens[slot] >= 0:
-            slot = (slot + 1) & most
-        tokens[slot], values[slot] = token, step.values[row, source, known + i]
-
-
-@compiled
-def _logprob(tokens: NDArray[np.int32], values: Floats, token: int, other: float) -> float:
-    """Log-probability of a token by the hash map of a level's logits; `other` where it is not in it."""
-    most = len(tokens) - 1
-    slot = ((token * _HASH) >> _SHIFT) & most
-    while tokens[slot] >= 0:
-        if tokens[slot] == token:
-            return values[slot]
-        slot = (slot + 1) & most
-    return other
+        terms[HEAD, i] = other
+        terms[PRIOR, i] = terms[NGRAM, i] = terms[CACHE, i] = np.float32(0.0)
+    width = k.step.seen.shape[2] // 2 if source >= 0 else 0
+    for i in range(width):
+        slot = work.slots[k.step.seen[row, source, i]]
+        if slot:
+            terms[HEAD, slot - 1] = k.step.values[row, source, width + i]
 
 
 @compiled
@@ -342,7 +285,7 @@ def context_row(k: Kernel, row: int, depth: int) -> int:
         key += token * MULTIPLIERS[back]
         low = key & HASH_MASK
         searched = low + ((back + 1) << ORDER_BITS)
-        bucket = low >> k.record.shift[0]
+        bucket = low >> k.record.shift
         for z in range(k.record.buckets[back, bucket], k.record.buckets[back, bucket + 1]):
             if keys[z] >= searched:
                 best = z + 1 if keys[z] == searched else best
@@ -353,7 +296,7 @@ def context_row(k: Kernel, row: int, depth: int) -> int:
 @compiled
 def normalise(record: Record, work: Scratch, depth: int, count: int) -> tuple[float, float]:
     """The largest score, that of all other tokens included, and the sum of exp(score - largest)."""
-    other = record.weights[depth, OTHER]
+    other = record.other[depth]
     largest = other
     for i in range(count):
         largest = max(largest, work.score[i])
@@ -391,61 +334,9 @@ def _interpolated(at: float, x: Doubles, y: Doubles) -> float:
     return y[low] + (y[low + 1] - y[low]) / (x[low + 1] - x[low]) * (at - x[low])
 
 
-LOGITS, TABLE, LOOKUP, VOTED_FOR = range(4)  # columns of the ranks, in the order in which candidates are collected
-COLUMNS = 4
-_ABSENT = -1
-
-
 @compiled
 def begin_row(k: Kernel, row: int) -> None:
     """Index the text of a row up to its root, which is no place of a match, and count its tokens where that is used."""
     index_up_to(k.texts, k.step.text[row], k.step.end[row] - 1)
     if len(k.step.frequent):
         frequent_tokens(k, row)
-
-
-@compiled
-def source_rows(k: Kernel, first: int, last: int, true: Ints, ranks: Ints) -> None:
-    """Follow the true tokens [B, L]: write [B, L, COLUMNS], their places in the list of each source; -1 if none."""
-    for row in range(first, last):
-        begin_row(k, row)
-        for depth in range(true.shape[1]):
-            token = true[row, depth]
-            ranks[row, depth, :] = _ABSENT
-            if token >= 0:
-                _rank_sources(k, row, depth, token, ranks[row, depth])
-            k.work.path[depth] = max(token, 0)
-
-
-@compiled
-def _rank_sources(k: Kernel, row: int, depth: int, token: int, ranks: Ints) -> None:
-    """Write the place of a token in the lists of a node, whose drafts are in `k.work.path`."""
-    record, work = k.record, k.work
-    source, width = record.sources[depth], record.tokens.shape[1]
-    listed = min(record.settings[TOP], k.step.seen.shape[2] // 2) if source >= 0 else len(record.frequent)
-    tokens = k.step.seen[row, source] if source >= 0 else record.frequent
-    ranks[LOGITS] = _place(tokens, listed, token)
-    if not width:
-        return
-    found, length, place = matches(k, row, depth)
-    voters = 0
-    if record.settings[VOTES] and found:
-        voters, _, _ = count_votes(k, row, found)
-    successors = k.step.frequent[row] if record.settings[EMPTY] else record.tokens[context_row(k, row, depth)]
-    ranks[TABLE] = _place(successors, width, token)
-    if length and k.texts.tokens[k.step.text[row], place + 1] == token:
-        ranks[LOOKUP] = 0
-    for i in range(likeliest_voted(k, voters)):
-        if work.voted[work.likeliest[i]] == token:
-            ranks[VOTED_FOR] = i
-    for i in range(voters):
-        work.voters[work.voted[i]] = 0
-
-
-@compiled
-def _place(tokens: Ints | NDArray[np.int32], listed: int, token: int) -> int:
-    """The first place of a token among the first `listed`; -1 if none."""
-    for i in range(listed):
-        if tokens[i] == token:
-            return i
-    return _ABSENT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -26,40 +27,18 @@ from treeopt.drafting.interface import (
 )
 from treeopt.drafting.kernel import trees
 from treeopt.drafting.kernel.compiled import note_compilation
-from treeopt.drafting.kernel.data import (
-    EMPTY,
-    MAX_PARENTS,
-    VOTES,
-    WINDOW_OF,
-    Kernel,
-    KernelSource,
-    Scratch,
-    Shape,
-    StepArrays,
-    longer_texts,
-    new_texts,
-    new_work,
-)
-from treeopt.drafting.kernel.nodes import COLUMNS, index_up_to, source_rows
-from treeopt.drafting.kernel.trees import Grown, Sizes
+from treeopt.drafting.kernel.data import MAX_PARENTS, Kernel, KernelSource, Scratch, Shape, StepArrays, Texts, new_work
+from treeopt.drafting.kernel.nodes import begin_row, context_row, count_votes, index_up_to, likeliest_voted, matches
+from treeopt.drafting.kernel.trees import Ranked, Sizes
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.logits import top_ids
 from treeopt.verify.buffers import Buffers, once_a_tree
 
 _LEAST_ROWS = 4  # of a thread
-_pools: dict[int, ThreadPoolExecutor] = {}  # by process
 
 
 class KernelRows(ProposerSession):
-    """A session by texts on the host, with an index that grows with them; `set_step` gives it the logits of a step.
-
-    Args:
-        source: the drafter.
-        texts, depth, ends: those of `Proposer.start`.
-
-    Attributes:
-        looked: the log-probabilities of the next step, if they are known already.
-    """
+    """A session by texts on the host, with an index that grows with them; `set_step` gives it the logits of a step."""
 
     def __init__(
         self,
@@ -75,11 +54,13 @@ class KernelRows(ProposerSession):
         self._end: Ints = np.array([end for one in rows for end in one], np.int64)
         if not all(0 <= min(text, default=0) <= max(text, default=0) < source.vocab_size for text in texts):
             raise ValueError(f"a text has a token outside the vocabulary of {source.vocab_size}")  # not checked below
-        self._texts = new_texts(len(texts), max(map(len, texts), default=1), source.vocab_size)
+        shape = (len(texts), max(map(len, texts), default=1))
+        latest, indexed = np.zeros((len(texts), source.vocab_size), np.int32), np.zeros(len(texts), np.int64)
+        self._texts = Texts(np.zeros(shape, np.int64), latest, np.zeros(shape, np.int32), indexed)
         for row, text in zip(self._texts.tokens, texts, strict=True):
             row[: len(text)] = text
         self._works: list[Scratch] = []
-        self.looked: Observed | None = None
+        self.looked: Observed | None = None  # the log-probabilities of the next step, if they are known already
 
     def set_step(self, seen: Observed) -> None:
         """Begin a step with S sets of logits, int32 [B, ...] by `top_logprobs`; E504 where one is not finite."""
@@ -89,7 +70,7 @@ class KernelRows(ProposerSession):
         values = seen.view(np.float32)
         if np.isnan(values[:, :, self.source.known :]).any():
             raise TreeoptError(Code.NOT_FINITE, f"{self.source.logits_of} gives logits that are not finite")
-        width = record.tokens.shape[1] if record.settings[EMPTY] else 0
+        width = record.tokens.shape[1] if record.empty else 0
         self._step = StepArrays(
             text=self._text,
             end=self._end,
@@ -101,40 +82,70 @@ class KernelRows(ProposerSession):
         if self._works and len(self._works[0].places) < self._texts.tokens.shape[1]:
             self._works = []
 
+    def prepare(self, true: Ints) -> None:
+        """Give the step the logits after true tokens int64 [B, n], where they were not known when it began."""
+
     def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
         true = np.ascontiguousarray(true)
+        self.prepare(true[:, :-1])
         ranks = np.empty_like(true)
         best: Floats = np.empty(true.shape, np.float32) if confidence else NO_FLOATS
         self.in_threads(lambda kernel, part: trees.trace_rows(kernel, *part, true, ranks, best))
         return ranks, best
 
+    def rank(self, paths: Ints, sources: Ints, most: int) -> Ranked:
+        """Rank candidates, at most `most` of each node; see `rank_rows`."""
+        shape = (*paths.shape[:2], most)
+        ranked = Ranked(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
+        self.in_threads(lambda kernel, part: trees.rank_rows(kernel, *part, paths, sources, ranked))
+        return ranked
+
     def candidates(self, true: Ints, count: int) -> Ints:
-        true = np.ascontiguousarray(true)
-        tokens: Ints = np.empty((*true.shape, count), np.int64)
-        self.in_threads(lambda kernel, part: trees.candidate_rows(kernel, *part, true, tokens))
-        return tokens
+        self.prepare(true[:, :-1])
+        followed, sources = np.maximum(true, 0), self.source.record.sources
+        ranked = [
+            self.rank(np.ascontiguousarray(followed[:, None, :level]), sources[level : level + 1], count)
+            for level in range(true.shape[1])
+        ]
+        tokens = [np.where(np.isneginf(one.log_probability), -1, one.tokens) for one in ranked]
+        return np.concatenate(tokens, axis=1)
 
     def sources(self, true: Ints) -> list[list[dict[str, int]]]:
-        true, record = np.ascontiguousarray(true), self.source.record
-        ranks: Ints = np.empty((*true.shape, COLUMNS), np.int64)
-        self.in_threads(lambda kernel, part: source_rows(kernel, *part, true, ranks))
-        table = "frequent" if record.settings[EMPTY] else "n-gram"
-        names = [(self.source.logits_name if at >= 0 else "frequent", table, "lookup", "text") for at in record.sources]
-        return [
-            [
-                {name: rank for name, rank in zip(names[level], of_level, strict=True) if rank >= 0}
-                for level, of_level in enumerate(of_row)
-            ]
-            for of_row in ranks.tolist()
-        ]
+        self.prepare(true[:, :-1])
+        kernel = self.kernel(self.working(1)[0])
+        found: list[list[dict[str, int]]] = []
+        for row, path in enumerate(true.tolist()):
+            begin_row(kernel, row)
+            found.append([])
+            for depth, token in enumerate(path):
+                lists = self._lists(kernel, row, depth) if token >= 0 else {}
+                found[-1].append({name: tokens.index(token) for name, tokens in lists.items() if token in tokens})
+                kernel.work.path[depth] = max(token, 0)
+        return found
+
+    def _lists(self, k: Kernel, row: int, depth: int) -> dict[str, list[int]]:
+        """The tokens that each source has for a node, whose drafts are in `k.work.path`."""
+        record, at = k.record, k.record.sources[depth]
+        logits = record.frequent if at < 0 else k.step.seen[row, at, : min(record.top, self.source.known)]
+        lists = {"frequent" if at < 0 else self.source.logits_name: logits.tolist()}
+        if not record.tokens.shape[1]:
+            return lists
+        found, length, place = matches(k, row, depth)
+        voters = count_votes(k, row, found)[0] if record.votes and found else 0
+        voted = k.work.voted[k.work.likeliest[: likeliest_voted(k, voters)]]
+        k.work.voters[k.work.voted[:voters]] = 0
+        successors = k.step.frequent[row] if record.empty else record.tokens[context_row(k, row, depth)]
+        lists["frequent" if record.empty else "n-gram"] = successors.tolist()
+        followed = k.texts.tokens[k.step.text[row], place + 1 : place + 2] if length else successors[:0]
+        return lists | {"lookup": followed.tolist(), "text": voted.tolist()}
 
     def features(self, true: Ints) -> Features:
+        self.prepare(true)
         record = self.source.record
-        settings = record.settings.copy()
-        settings[VOTES] = settings[WINDOW_OF] > 0  # weights of 0 need no votes, but their fit does
+        votes = record.window > 0  # weights of 0 need no votes, but their fit does
         [work] = self.working(1)
         points, width = len(true), len(work.token)
-        out = trees.Terms(
+        found = Features(
             tokens=np.zeros((points, width), np.int64),
             terms=np.zeros((4, points, width), np.float32),
             width=np.zeros(points, np.int64),
@@ -142,26 +153,16 @@ class KernelRows(ProposerSession):
             length=np.zeros(points, np.int64),
             found=np.zeros(points, np.int64),
         )
-        kernel = self.kernel(work)._replace(record=record._replace(settings=settings))
-        trees.terms_of_rows(kernel, np.ascontiguousarray(true), out)
-        slots = np.arange(width)
-        head, prior, ratios, cache = out.terms
-        return Features(
-            tokens=out.tokens,
-            repeated=slots >= out.width[:, None],
-            head=head,
-            prior=prior,
-            ratios=ratios,
-            prompt_lookup=(slots == out.looked_up[:, None]) & (out.length > 0)[:, None],
-            length=out.length,
-            cache=cache,
-            found=out.found,
-        )
+        kernel = self.kernel(work)._replace(record=record._replace(votes=votes))
+        trees.terms_of_rows(kernel, np.ascontiguousarray(true), found)
+        return found
 
     def keep(self, kept: AcceptedPart) -> None:
         longest = int(self._end.max()) + max(map(len, kept.tokens))
         if longest > self._texts.tokens.shape[1]:
-            self._texts = longer_texts(self._texts, 2 * longest)
+            more = ((0, 0), (0, 2 * longest - self._texts.tokens.shape[1]))
+            arrays = {name: np.pad(getattr(self._texts, name), more) for name in ("tokens", "previous")}
+            self._texts = self._texts._replace(**arrays)
         for row, tokens in enumerate(kept.tokens):
             end = self._end[row]
             self._texts.tokens[self._text[row], end : end + len(tokens)] = tokens
@@ -180,7 +181,23 @@ class KernelRows(ProposerSession):
         for text, end in zip(self._text.tolist(), self._end.tolist(), strict=True):  # before other tokens are written
             index_up_to(self._texts, text, min(end - 1, int(self._texts.indexed[text])))
 
-    def compile(self, grown: Grown, nodes: int, depth: int, roots: Tensor) -> Drafts:
+    def grow(self, roots: Tensor, states: Tensor, limits: SizeLimits) -> Drafts:
+        self.begin(roots, states)
+        grown = self.grown(limits)
+        nodes = min(int(grown.size.max()), int(grown.drafts.max()) + 1)
+        return self.compile(grown, nodes, limits.depth, roots)
+
+    def expand(self, nodes: int, depth: int) -> Expansion:
+        grown = self.grown(SizeLimits((nodes,), (), depth))
+        most = int(grown.drafts.max(initial=0))
+        cut = {name: getattr(grown, name)[:, :most] for name in ("tokens", "parents", "depths", "log_probability")}
+        return grown._replace(**cut)
+
+    def grown(self, limits: SizeLimits) -> Expansion:
+        """The trees of the likeliest nodes of each row."""
+        raise NotImplementedError
+
+    def compile(self, grown: Expansion, nodes: int, depth: int, roots: Tensor) -> Drafts:
         """The first nodes of the trees as drafts, by one transfer to the device."""
         rows = len(self._end)
         line, path, square = rows * nodes, rows * nodes * (depth + 1), rows * nodes * nodes
@@ -208,7 +225,7 @@ class KernelRows(ProposerSession):
         """Working memory of so many threads."""
         while len(self._works) < threads:
             source, capacity = self.source, self._texts.tokens.shape[1]
-            self._works.append(new_work(source.record, source.vocab_size, capacity, source.known))
+            self._works.append(new_work(source.record, source.vocab_size, capacity))
         return self._works[:threads]
 
     def in_threads(self, run: Callable[[Kernel, tuple[int, int]], None]) -> None:
@@ -218,7 +235,7 @@ class KernelRows(ProposerSession):
         if len(parts) == 1:
             run(kernels[0], parts[0])
         else:
-            list(_threads().map(run, kernels, parts))
+            list(_threads(os.getpid()).map(run, kernels, parts))
 
     def _parts(self) -> list[tuple[int, int]]:
         """First row and end of the rows of each thread; rows of one text are in one part."""
@@ -238,12 +255,10 @@ def with_roots(tokens: Tensor, roots: Tensor) -> Tensor:
     return tokens
 
 
-def _threads() -> ThreadPoolExecutor:
-    """The threads of this process; a forked process has none of its parent's."""
-    process = os.getpid()
-    if process not in _pools:
-        _pools[process] = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="treeopt-drafting")
-    return _pools[process]
+@functools.cache
+def _threads(process: int) -> ThreadPoolExecutor:
+    """The threads of a process; a forked one has none of its parent's."""
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix=f"treeopt-drafting-{process}")
 
 
 def top_logprobs(logits: Tensor, count: int, *, others: bool = True) -> Tensor:
@@ -305,26 +320,9 @@ class KernelSession(KernelRows):
         both = torch.from_numpy(np.stack([tokens, void])).to(roots.device)  # one transfer
         return Drafts(with_roots(both[0], roots), tree, both[1].bool())
 
-    def grow(self, roots: Tensor, states: Tensor, limits: SizeLimits) -> Drafts:
-        self.begin(roots, states)
-        sizes = Sizes(np.array(limits.sizes), np.array(limits.cost or (0.0,)), np.array([limits.depth]))
-        grown = self._grown(sizes)
-        nodes = int(grown.size.max())
-        if len(limits.sizes) > 1 and (grown.drafts + 1 < nodes).any():
-            self._grow(grown, Sizes(np.array([nodes]), np.zeros(1), sizes.depth))
-        return self.compile(grown, min(nodes, int(grown.drafts.max()) + 1), limits.depth, roots)
-
-    def expand(self, nodes: int, depth: int) -> Expansion:
-        grown = self._grown(Sizes(np.array([nodes]), np.zeros(1), np.array([depth])))
-        most = int(grown.drafts.max(initial=0))
-        return Expansion(
-            grown.tokens[:, :most], grown.parents[:, :most], grown.depths[:, :most], grown.log_probability[:, :most]
-        )
-
-    def _grown(self, sizes: Sizes) -> Grown:
-        """The trees of all rows."""
-        rows, most = len(self._end), max(0, int(sizes.nodes[-1]) - 1)
-        grown = Grown(
+    def grown(self, limits: SizeLimits) -> Expansion:
+        rows, most = len(self._end), max(0, limits.sizes[-1] - 1)
+        grown = Expansion(
             tokens=np.zeros((rows, most), np.int64),
             parents=np.zeros((rows, most), np.int64),
             depths=np.zeros((rows, most), np.int64),
@@ -332,15 +330,19 @@ class KernelSession(KernelRows):
             drafts=np.zeros(rows, np.int64),
             size=np.ones(rows, np.int64),
         )
-        self._grow(grown, sizes)
+        self._grow(grown, limits)
+        nodes = int(grown.size.max(initial=0))
+        if len(limits.sizes) > 1 and (grown.drafts + 1 < nodes).any():
+            self._grow(grown, SizeLimits((nodes,), (), limits.depth))
         return grown
 
-    def _grow(self, grown: Grown, sizes: Sizes) -> None:
-        depth, nodes = int(sizes.depth[0]), int(sizes.nodes[-1])
+    def _grow(self, grown: Expansion, limits: SizeLimits) -> None:
+        """Grow the trees that have fewer nodes than the largest size."""
+        sizes = Sizes(np.array(limits.sizes), np.array(limits.cost or (0.0,)), limits.depth)
         [work] = self.working(1)
-        most = min(nodes, 1 + MAX_PARENTS * depth) + 1
+        most = min(limits.sizes[-1], 1 + MAX_PARENTS * limits.depth) + 1
 
         def rows(kernel: Kernel, part: tuple[int, int]) -> None:
-            trees.grow_rows(kernel, *part, sizes, grown, trees.new_parents(most, len(work.token), depth))
+            trees.grow_rows(kernel, *part, sizes, grown, trees.new_parents(most, len(work.token), limits.depth))
 
         self.in_threads(rows)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.drafting.interface import NO_CANDIDATE
+from treeopt.drafting.interface import NO_CANDIDATE, Bools, Expansion, Features, Floats, Ints
 from treeopt.drafting.kernel.compiled import compiled
-from treeopt.drafting.kernel.data import MAX_PARENTS, Bools, Doubles, Floats, Ints, Kernel, Shape
+from treeopt.drafting.kernel.data import MAX_PARENTS, Doubles, Kernel, Shape
 from treeopt.drafting.kernel.nodes import begin_row, candidates, log_probability, normalise, terms_of
 
 _TAKEN = np.float32(-np.inf)  # score of a candidate that is a node already
@@ -27,18 +27,7 @@ class Sizes(NamedTuple):
 
     nodes: Ints  # [S], ascending, the sizes to choose from, the root counted; the last is the maximum
     cost: Doubles  # [S], of a step of each size, in tokens
-    depth: Ints  # [1], the maximum depth
-
-
-class Grown(NamedTuple):
-    """Trees of B rows, the likeliest nodes first; columns as in `Expansion`."""
-
-    tokens: Ints  # [B, n]
-    parents: Ints  # [B, n]
-    depths: Ints  # [B, n]
-    log_probability: Floats  # [B, n], -inf beyond `drafts`
-    drafts: Ints  # [B], the number of nodes, without the root
-    size: Ints  # [B], the size with the most estimated tokens - cost
+    depth: int  # the maximum
 
 
 class Parents(NamedTuple):
@@ -83,34 +72,28 @@ def best_score(scores: Floats, count: int) -> int:
 
 
 @compiled
-def fill_row(k: Kernel, row: int, shape: Shape, tokens: Ints, void: Bools) -> None:
-    """Write the tokens [N] of one tree's nodes: of rank r the parent's candidate r. A node without one is void."""
-    tokens[0] = k.texts.tokens[k.step.text[row], k.step.end[row] - 1]
-    scores = k.work.score
-    for node in range(len(tokens)):
-        first, last = shape.first[node], shape.last[node]
-        if first == last:
-            continue
-        count = 0
-        if not void[node]:
-            above = node
-            for place in range(shape.depths[node] - 1, -1, -1):
-                k.work.path[place] = tokens[above]
-                above = shape.parents[above]
-            count = candidates(k, row, shape.depths[node], k.record.sources[shape.depths[node]])
-        rank, best = -1, -1
-        for child in range(first, last):
-            while rank < shape.ranks[child]:
-                if best >= 0:
-                    scores[best] = _TAKEN
-                rank += 1
-                best = best_score(scores, count)
-            void[child] = best < 0
-            tokens[child] = tokens[0] if best < 0 else k.work.token[best]
+def _fill_children(k: Kernel, row: int, node: int, shape: Shape, tokens: Ints, void: Bools) -> None:
+    """Write the tokens of a node's children: of rank r its candidate r. One without a candidate is void."""
+    scores, count = k.work.score, 0
+    if not void[node]:
+        above = node
+        for place in range(shape.depths[node] - 1, -1, -1):
+            k.work.path[place] = tokens[above]
+            above = shape.parents[above]
+        count = candidates(k, row, shape.depths[node], k.record.sources[shape.depths[node]])
+    rank, best = -1, -1
+    for child in range(shape.first[node], shape.last[node]):
+        while rank < shape.ranks[child]:
+            if best >= 0:
+                scores[best] = _TAKEN
+            rank += 1
+            best = best_score(scores, count)
+        void[child] = best < 0
+        tokens[child] = tokens[0] if best < 0 else k.work.token[best]
 
 
 @compiled
-def grow_row(k: Kernel, row: int, sizes: Sizes, grown: Grown, parents: Parents) -> None:
+def grow_row(k: Kernel, row: int, sizes: Sizes, grown: Expansion, parents: Parents) -> None:
     """Grow the tree of a row's likeliest nodes.
 
     Only the first `MAX_PARENTS` nodes of a depth are expanded. With several sizes growth ends where no larger one can
@@ -139,7 +122,7 @@ def grow_row(k: Kernel, row: int, sizes: Sizes, grown: Grown, parents: Parents) 
         made += 1
         total += math.exp(np.float64(chance))
         _next_candidate(k, parents, chosen)
-        if depth < sizes.depth[0] and parents.at_depth[depth] < MAX_PARENTS and made < most:
+        if depth < sizes.depth and parents.at_depth[depth] < MAX_PARENTS and made < most:
             expanded = _expand(k, row, made, chance, grown, parents, expanded)
     grown.drafts[row] = made
     likely[made:] = _TAKEN
@@ -157,7 +140,7 @@ def _worth(sizes: Sizes, at: int, value: float, total: float, chance: float) -> 
 
 
 @compiled
-def _expand(k: Kernel, row: int, node: int, likely: float, grown: Grown, parents: Parents, expanded: int) -> int:
+def _expand(k: Kernel, row: int, node: int, likely: float, grown: Expansion, parents: Parents, expanded: int) -> int:
     """Make a node (0 the root) a parent; returns the number of parents."""
     depth = grown.depths[row, node - 1] if node else 0
     above = node
@@ -201,17 +184,6 @@ def _likeliest_parent(parents: Parents, expanded: int) -> int:
     return best
 
 
-class Terms(NamedTuple):
-    """Terms of the scores of C candidates of a node in each of P rows; the first `width` are candidates."""
-
-    tokens: Ints  # [P, C]
-    terms: Floats  # [4, P, C], the rows of `Scratch.terms`
-    width: Ints  # [P]
-    looked_up: Ints  # [P], the candidate from prompt lookup
-    length: Ints  # [P], tokens of its match
-    found: Ints  # [P], number of `CACHE_LENGTHS` found
-
-
 class Compiled(NamedTuple):
     """Trees of B rows with N nodes, sorted by depth: the tensors of `Buffers`, with their tokens."""
 
@@ -230,19 +202,18 @@ class Ranked(NamedTuple):
 
 
 @compiled
-def rank_rows(k: Kernel, first: int, last: int, paths: Ints, ranked: Ranked) -> None:
+def rank_rows(k: Kernel, first: int, last: int, paths: Ints, sources: Ints, ranked: Ranked) -> None:
     """Rank the candidates of nodes of one depth, whose drafts are paths int64 [B, n, depth].
 
-    `k.step.seen` [B, n, 2 K + 1] are a draft model's logits after each node.
+    `sources` int64 [n] are the indices of their logits in `k.step.seen`, -1 where there are none.
     """
-    k.work.map_key[:] = -1
     scores, depth = k.work.score, paths.shape[2]
     for row in range(first, last):
         begin_row(k, row)
         for node in range(paths.shape[1]):
             for place in range(depth):
                 k.work.path[place] = paths[row, node, place]
-            count = candidates(k, row, depth, node)
+            count = candidates(k, row, depth, sources[node])
             largest, total = normalise(k.record, k.work, depth, count)
             for rank in range(ranked.tokens.shape[2]):
                 best = best_score(scores, count)
@@ -257,16 +228,17 @@ def rank_rows(k: Kernel, first: int, last: int, paths: Ints, ranked: Ranked) -> 
 @compiled
 def fill_rows(k: Kernel, first: int, last: int, shape: Shape, tokens: Ints, void: Bools) -> None:
     """Fill one tree for each row: tokens [B, N] and void [B, N], which is False."""
-    k.work.map_key[:] = -1
     for row in range(first, last):
         begin_row(k, row)
-        fill_row(k, row, shape, tokens[row], void[row])
+        tokens[row, 0] = k.texts.tokens[k.step.text[row], k.step.end[row] - 1]
+        for node in range(tokens.shape[1]):
+            if shape.first[node] < shape.last[node]:
+                _fill_children(k, row, node, shape, tokens[row], void[row])
 
 
 @compiled
-def grow_rows(k: Kernel, first: int, last: int, sizes: Sizes, grown: Grown, parents: Parents) -> None:
+def grow_rows(k: Kernel, first: int, last: int, sizes: Sizes, grown: Expansion, parents: Parents) -> None:
     """Grow the tree of each row's likeliest nodes, unless it has as many nodes as the largest size."""
-    k.work.map_key[:] = -1
     for row in range(first, last):
         if grown.drafts[row] + 1 < sizes.nodes[-1]:
             begin_row(k, row)
@@ -274,7 +246,7 @@ def grow_rows(k: Kernel, first: int, last: int, sizes: Sizes, grown: Grown, pare
 
 
 @compiled
-def compile_rows(k: Kernel, grown: Grown, number: Ints, made: Compiled) -> None:
+def compile_rows(k: Kernel, grown: Expansion, number: Ints, made: Compiled) -> None:
     """Sort each row's first nodes by depth, and compile the tree."""
     rows, nodes = made.tokens.shape
     number[0] = 0
@@ -307,7 +279,6 @@ def compile_rows(k: Kernel, grown: Grown, number: Ints, made: Compiled) -> None:
 @compiled
 def trace_rows(k: Kernel, first: int, last: int, true: Ints, ranks: Ints, confidence: Floats) -> None:
     """Follow the true tokens [B, L]: the rank of each among the candidates, and log-probability of the best one."""
-    k.work.map_key[:] = -1
     scores = k.work.score
     for row in range(first, last):
         begin_row(k, row)
@@ -332,32 +303,14 @@ def trace_rows(k: Kernel, first: int, last: int, true: Ints, ranks: Ints, confid
 
 
 @compiled
-def candidate_rows(k: Kernel, first: int, last: int, true: Ints, tokens: Ints) -> None:
-    """Follow the true tokens [B, L]: the best candidates of each level, [B, L, R]; -1 where there are fewer."""
-    k.work.map_key[:] = -1
-    scores = k.work.score
-    for row in range(first, last):
-        begin_row(k, row)
-        for depth in range(true.shape[1]):
-            count = candidates(k, row, depth, k.record.sources[depth])
-            for rank in range(tokens.shape[2]):
-                best = best_score(scores, count)
-                tokens[row, depth, rank] = -1 if best < 0 else k.work.token[best]
-                if best >= 0:
-                    scores[best] = -np.inf
-            k.work.path[depth] = max(true[row, depth], 0)
-
-
-@compiled
-def terms_of_rows(k: Kernel, true: Ints, out: Terms) -> None:
+def terms_of_rows(k: Kernel, true: Ints, out: Features) -> None:
     """The terms of the candidates' scores after the true tokens [B, depth]; beyond them the first is repeated."""
-    k.work.map_key[:] = -1
     depth = true.shape[1]
     for row in range(len(true)):
         begin_row(k, row)
         for place in range(depth):
             k.work.path[place] = max(true[row, place], 0)
-        count, looked_up, length, found = terms_of(k, row, depth, int(k.record.sources[depth]))
+        count, looked_up, length, found = terms_of(k, row, depth, k.record.sources[depth])
         for i in range(out.tokens.shape[1]):
             candidate = i if i < count else 0
             out.tokens[row, i] = k.work.token[candidate]
