@@ -56,7 +56,15 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class StepModel:
-    """A model on a device; `drafting` is of steps of more than one node."""
+    """A model on a device.
+
+    Args:
+        shape: of the model.
+        device: with its peak figures.
+        setting: dtypes and attention.
+        drafting: of steps of more than one node.
+        efficiency: of the device.
+    """
 
     shape: ModelShape
     device: Device
