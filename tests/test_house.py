@@ -12,7 +12,7 @@ import itertools
 import re
 import tokenize
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from conftest import ROOT_FOLDER
@@ -268,3 +268,21 @@ def test_map_check_finds_planted_faults(tmp_path: Path) -> None:
     lines = ["## The rooms", "| `files/` | a |", "| `decode/` | b |", "| `gone/` | c |"]
     lines += ["## The records", "| `tree.py` | a |"]
     assert map_faults("\n".join(lines) + "\n", tmp_path) == ["room gone", "room new", "record policy"]
+
+
+def missing_files(text: str, names: Iterable[str]) -> list[str]:
+    """Files that a page names in backticks, such as `grow.py` or `optimize/grow.py`, and that are not there."""
+    known = [f"/{name}" for name in names]
+    named = re.findall(r"`([\w/]+\.py)`", text)
+    return sorted({name for name in named if not any(one.endswith(f"/{name}") for one in known)})
+
+
+def test_pages_name_files_that_exist() -> None:
+    """The map and CONTRIBUTING name no file of before; a planted name is found."""
+    files = [path.relative_to(ROOT_FOLDER).as_posix() for path in ROOT_FOLDER.glob("[a-z]*/**/*.py")]
+    for page in (MAP, ROOT_FOLDER / "CONTRIBUTING.md"):
+        assert missing_files(page.read_text(), files) == []
+    assert missing_files("`optimize/grow.py`, `grow.py`, `row.py`, `decode/grow.py`", files) == [
+        "decode/grow.py",
+        "row.py",
+    ]
