@@ -5,12 +5,13 @@ Files that do not name what they were made with, such as published trees and res
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from treeopt.calibration import Calibration
+from treeopt.cli.checks import several
 from treeopt.cli.console import Console
 from treeopt.cli.curve_command import measured_curve
 from treeopt.cli.drafters import warn_edited
@@ -22,7 +23,7 @@ from treeopt.files.read import leaves_folder, stays_in
 from treeopt.files.results import (
     ComparisonResult,
     DecodingResult,
-    Result,
+    MadeWith,
     ValidationResult,
     load_json,
     load_result,
@@ -34,12 +35,22 @@ from treeopt.optimize.curve import Curve, Timing
 from treeopt.policy import Plan
 from treeopt.view.report_data import ReportInputs, Traced
 
+_LOADERS: dict[str, Callable[[str], Any]] = {
+    "calibrations": load_calibration,
+    "tree": load_plan,
+    "profile": load_profile,
+    "validation": functools.partial(load_result, schema=ValidationResult),
+    "comparison": functools.partial(load_result, schema=ComparisonResult),
+    "decoding": functools.partial(load_result, schema=DecodingResult),
+}
+INPUTS = tuple(_LOADERS)
 SEVERAL = ("calibrations", "validation")
-INPUTS = ("calibrations", "tree", "profile", "validation", "comparison", "decoding")
 _FORMATS = (
     f"{REPORT_INPUTS_FILE} is a JSON object of options and files: "
     '{"tree": "tree.yaml", "validation": ["validate.json"]}'
 )
+
+Made = tuple[str, MadeWith]  # a file, and what it was made with
 
 
 def listed_inputs(folder: str) -> dict[str, Any]:
@@ -57,10 +68,9 @@ def listed_inputs(folder: str) -> dict[str, Any]:
         raise TreeoptError(Code.FILE_INVALID, what, at=str(file), why=_FORMATS)
     found: dict[str, Any] = {name: () if name in SEVERAL else None for name in INPUTS}
     for name, value in data.items():
-        names = value if name in SEVERAL else [value]
-        for one in names:
+        for one in several(value):
             _check_inside(folder, one, file)
-        paths = tuple(str(Path(folder) / one) for one in names)
+        paths = tuple(str(Path(folder) / one) for one in several(value))
         found[name] = paths if name in SEVERAL else paths[0]
     return found
 
@@ -91,46 +101,36 @@ def load_inputs(console: Console, options: Mapping[str, Any]) -> ReportInputs:
         TreeoptError: of the loaders; E220, E221, E223 and E203 where inputs are of different models, drafters or trees;
             E223 where the profile is of a drafter that no calibration is of, E230 where it lacks a size.
     """
-    tree, profile_file, comparison, decoding = (options[name] for name in ("tree", "profile", "comparison", "decoding"))
-    read = [(path, load_calibration(path)) for path in options["calibrations"]]
-    plan = None if tree is None else load_plan(tree)
-    warn_edited(console, tree)
-    profile = None if profile_file is None else load_profile(profile_file)
-    validations = [(path, load_result(path, ValidationResult)) for path in options["validation"]]
-    compared = None if comparison is None else (comparison, load_result(comparison, ComparisonResult))
-    decoded = None if decoding is None else (decoding, load_result(decoding, DecodingResult))
-    single: list[tuple[str, Result]] = [one for one in (compared, decoded) if one is not None]
-    _check_calibrations(read)
-    # Validations after the first are rows of the table, which may be of other trees and drafters.
-    _check_drafters(tree, plan, read, [*validations[:1], *single])
-    _check_models([*_origins(read, tree, plan, profile_file, profile)], [*validations, *single])
-    if plan is not None and validations:
-        _check_headline(tree, plan, *validations[0])
-    timing = None if profile is None else _checked_timing(profile, read)
+    paths = {name: [path for path in several(options[name]) if path is not None] for name in INPUTS}
+    read = {name: [(path, _LOADERS[name](path)) for path in paths[name]] for name in INPUTS}
+    warn_edited(console, *paths["tree"])
+    _check_origins(read)
+    if read["tree"] and read["validation"]:
+        _check_headline(*read["tree"][0], *read["validation"][0])
+    calibrations = [one for _, one in read["calibrations"]]
+    timing = _checked_timing(read["profile"][0][1], calibrations) if read["profile"] else None
+    # Files have their names on the page without folders, which say nothing to the reader.
+    named = {name: [(Path(path).name, one) for path, one in files] for name, files in read.items()}
+    plan, profile, comparison, decoding = (
+        next(iter(named[name]), None) for name in ("tree", "profile", "comparison", "decoding")
+    )
     return ReportInputs(
-        title=options["title"],
-        calibrations=[
-            Traced(_name(path), one, _curves(console, one, timing, options["largest"])) for path, one in read
-        ],
-        plan=None if plan is None else (_name(tree), plan),
-        profile=None if profile is None else (_name(profile_file), profile),
-        validations=[(_name(path), one) for path, one in validations],
-        comparison=None if compared is None else (_name(comparison), compared[1]),
-        decoding=None if decoded is None else (_name(decoding), decoded[1]),
+        options["title"],
+        [Traced(name, one, _curves(console, one, timing, options["largest"])) for name, one in named["calibrations"]],
+        plan,
+        profile,
+        named["validation"],
+        comparison,
+        decoding,
     )
 
 
-def _name(path: str) -> str:
-    """The name of a file on the page, without its folders: they say nothing to the reader."""
-    return Path(path).name
-
-
-def _checked_timing(profile: LatencyProfile, read: Sequence[tuple[str, Calibration]]) -> Timing:
+def _checked_timing(profile: LatencyProfile, calibrations: Sequence[Calibration]) -> Timing:
     """The profile, after checking that it has one node and is of the drafter of a calibration."""
     timing = Timing(profile)
     timing.seconds(ONE_NODE)
-    if read and not any(_priced(profile, one, kind) for _, one in read for kind in KINDS):
-        check_priced(profile, read[0][1], profile.kind or KINDS[0])
+    if calibrations and not any(_priced(profile, one, kind) for one in calibrations for kind in KINDS):
+        check_priced(profile, calibrations[0], profile.kind or KINDS[0])
     return timing
 
 
@@ -152,104 +152,75 @@ def _curves(console: Console, calibration: Calibration, timing: Timing | None, l
     return found
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The models that a file was made with. The id of a base is that of its weights in `dtype`; heads may be empty."""
-
-    file: str
-    model: str
-    model_id: str
-    dtype: str
-    heads_id: str
-
-    @classmethod
-    def of(cls, file: str, source: Mapping[str, Any]) -> Origin:
-        """That of a file with this source; older files do not state the dtype, which was float32."""
-        texts = (str(source.get(name) or "") for name in ("model", "model_id", "dtype", "heads_id"))
-        model, model_id, dtype, heads_id = texts
-        return cls(file, model, model_id, dtype or "float32", heads_id)
+def _made(file: str, source: Mapping[str, Any], drafter_id: str | None = None) -> Made:
+    """What a file with this source was made with; older files do not state the dtype, which was float32."""
+    texts = {name: str(source.get(name) or "") for name in ("model", "model_id", "dtype", "heads_id")}
+    return file, MadeWith(**{**texts, "dtype": texts["dtype"] or "float32"}, drafter_id=drafter_id)
 
 
-def _origins(
-    read: Sequence[tuple[str, Calibration]],
-    tree: str | None,
-    plan: Plan | None,
-    profile_file: str | None,
-    profile: LatencyProfile | None,
-) -> Iterator[Origin]:
-    """The models of the calibrations, of the tree and of the profile, where they name them."""
-    for path, one in read:
-        yield Origin.of(path, {**vars(one.provenance), "dtype": one.provenance.settings.get("dtype")})
-    sources = [] if plan is None else [(str(tree), plan.source.get("calibration") or {})]
-    if profile is not None and not profile.provenance.get("modelled"):
-        sources.append((str(profile_file), profile.provenance))
-    yield from (Origin.of(name, source) for name, source in sources if source.get("model_id"))
-
-
-def _check_calibrations(read: Sequence[tuple[str, Calibration]]) -> None:
-    """Raise E220 or E221 where a calibration holds no text, or they are of different models in any dtypes."""
-    for path, one in read:
+def _check_origins(read: Mapping[str, Sequence[tuple[str, Any]]]) -> None:
+    """Raise E220 where a calibration holds no text, E221 and E223 where inputs are of different models or drafters."""
+    traced, planned, others = [], [], []
+    for path, one in read["calibrations"]:
         if not one.positions:
             raise TreeoptError(Code.CALIBRATION_INVALID, f"{path} holds no text", at=path, fix="leave it out")
-        first, made = (Origin.of(name, vars(of.provenance)) for name, of in (read[0], (path, one)))
-        if made.model_id != first.model_id:
-            raise _other_model(first, made, "models")
+        source = {**vars(one.provenance), "dtype": one.provenance.settings.get("dtype")}
+        traced.append(_made(path, source, one.provenance.drafter_id))
+    for path, one in read["tree"]:
+        planned.append(_made(path, one.source.get("calibration") or {}, one.drafter))
+    for path, one in read["profile"]:
+        others += [] if one.provenance.get("modelled") else [_made(path, one.provenance)]
+    results = {name: read[name] for name in ("validation", "comparison", "decoding")}
+    made = {name: [(path, one.made_with) for path, one in files if one.made_with] for name, files in results.items()}
+    # Validations after the first are rows of the table, which may be of other trees and drafters.
+    headline = [one for one in made["validation"] if one[0] == results["validation"][0][0]]
+    _check_drafters(traced, planned, [*headline, *made["comparison"], *made["decoding"]])
+    sources = [one for one in (*traced, *planned, *others) if one in traced or one[1].model_id]
+    _check_models(traced, sources, [one for files in made.values() for one in files])
 
 
-def _check_models(files: Sequence[Origin], named: Sequence[tuple[str, Result]]) -> None:
+def _check_models(traced: Sequence[Made], sources: Sequence[Made], results: Sequence[Made]) -> None:
     """Raise E221 where two inputs of one dtype are of different models, or a result is of heads that no file is of.
 
-    The id of a base differs between dtypes, as the weights do, so only ids of the same dtype are compared. Calibrations
-    may be of several heads, which are then compared.
+    The id of a base differs between dtypes, as the weights do, so only ids of the same dtype are compared; calibrations
+    are of one dtype, but may be of several heads, which are then compared.
     """
-    results = [Origin.of(path, one.made_with.model_dump()) for path, one in named if one.made_with is not None]
-    bases: dict[str, Origin] = {}
-    for one in (*files, *results):
-        first = bases.setdefault(one.dtype, one)
-        if one.model_id != first.model_id:
-            raise _other_model(first, one, "models")
-    heads = {one.heads_id: one for one in files if one.heads_id}
+    bases: dict[str, Made] = {}
+    of_one = [*(("", one) for one in traced), *((one[1].dtype, one) for one in (*sources, *results))]
+    for dtype, one in of_one:
+        first = bases.setdefault(dtype, one)
+        if one[1].model_id != first[1].model_id:
+            raise _other_model(first, one, "models", "model_id")
+    heads = {one[1].heads_id: one for one in sources if one[1].heads_id}
     for one in results:
-        if heads and one.heads_id and one.heads_id not in heads:
-            raise _other_model(next(iter(heads.values())), one, "heads")
+        if heads and one[1].heads_id and one[1].heads_id not in heads:
+            raise _other_model(next(iter(heads.values())), one, "heads", "heads_id")
 
 
-def _other_model(first: Origin, other: Origin, what: str) -> TreeoptError:
-    ids = [(one.model, one.heads_id if what == "heads" else one.model_id) for one in (first, other)]
+def _other_model(first: Made, other: Made, what: str, name: str) -> TreeoptError:
     return TreeoptError(
         Code.CALIBRATION_MISMATCH,
-        f"{first.file} and {other.file} are of different {what}",
-        at="\n".join(f"{one.file}: {name} ({found})" for one, (name, found) in zip((first, other), ids, strict=True)),
+        f"{first[0]} and {other[0]} are of different {what}",
+        at="\n".join(f"{file}: {made.model} ({getattr(made, name)})" for file, made in (first, other)),
         why="a report is of one model",
         fix="make a report for each model",
     )
 
 
-def _check_drafters(
-    tree: str | None, plan: Plan | None, read: Sequence[tuple[str, Calibration]], results: Sequence[tuple[str, Result]]
-) -> None:
+def _check_drafters(traced: Sequence[Made], planned: Sequence[Made], results: Sequence[Made]) -> None:
     """Raise E223 where the tree is of none of the calibrations' drafters, or a result of none of these and the tree."""
-    known = {one.provenance.drafter_id for _, one in read}
-    if plan is not None:
-        _check_drafter(str(tree), plan.drafter, known, "the calibrations are")
-        known.add(plan.drafter)
-    for path, one in results:
-        if one.made_with is not None and one.made_with.drafter_id is not None:
-            _check_drafter(path, one.made_with.drafter_id, known, "the tree and the calibrations are")
+    known = {one.drafter_id for _, one in traced or planned}
+    for file, one in (*planned, *results):
+        if known and one.drafter_id is not None and one.drafter_id not in known:
+            shown = ", ".join(sorted(drafter or HEADS for drafter in known))
+            what = f"{file} is of drafter {one.drafter_id or HEADS}, and the other inputs are of {shown}"
+            fix = "give the calibration of its drafter, or leave it out"
+            raise TreeoptError(Code.DRAFTER_MISMATCH, what, at=file, fix=fix)
 
 
-def _check_drafter(name: str, drafter: str, known: set[str], others: str) -> None:
-    if known and drafter not in known:
-        shown = ", ".join(sorted(one or HEADS for one in known))
-        what = f"{name} is of drafter {drafter or HEADS}, and {others} of {shown}"
-        fix = "give the calibration of its drafter, or leave it out"
-        raise TreeoptError(Code.DRAFTER_MISMATCH, what, at=name, fix=fix)
-
-
-def _check_headline(tree: str, plan: Plan, path: str, validation: Any) -> None:
+def _check_headline(tree: str, plan: Plan, path: str, validation: ValidationResult) -> None:
     """Raise E203 where the first validation, whose figures are beside the tree's, is of another tree."""
-    made_with = validation.made_with
-    found = None if made_with is None else made_with.tree_id
+    found = None if validation.made_with is None else validation.made_with.tree_id
     other = validation.nodes not in (None, plan.nodes) if found is None else found != plan_id(plan)
     if other:
         sizes = f", of {validation.nodes} nodes, and {tree} has {plan.nodes}" if validation.nodes != plan.nodes else ""
