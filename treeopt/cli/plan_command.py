@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +11,7 @@ from treeopt.cli.build_report import by_one_growth
 from treeopt.cli.checks import check_alone, check_once, check_suffix
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
+from treeopt.cli.facts import Column, Part, Table, picked
 from treeopt.cli.numbers import FiniteRange, numbers_option
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.cli.plan_inputs import (
@@ -27,12 +28,11 @@ from treeopt.plan.devices import BYTES, DEVICES
 
 if TYPE_CHECKING:
     from treeopt.plan.fit import EfficiencyFit
-    from treeopt.plan.planner import PlanPoint, SpeedPlan
+    from treeopt.plan.planner import SpeedPlan
 
 
 _POWERS = ",".join(str(1 << power) for power in range(10))
 _MODEL = "Folder with a config.json, that file, a hub name, or a known name such as llama-7b."
-_POINT = ("nodes", "batch", "context", "seconds", "overhead", "speedup")
 
 
 @command("plan")
@@ -68,7 +68,7 @@ _POINT = ("nodes", "batch", "context", "seconds", "overhead", "speedup")
 @click.option("--presets", is_flag=True, help="List the known models and devices, with sources.")
 @force_option
 @click.option("--chart", help="Write a chart of speedup and overhead: FILE.svg.")
-@click.option("-o", "--output", help="FILE.yaml: the modelled profile, for build and curve; FILE.svg: the chart.")
+@click.option("-o", "--output", help="FILE.yaml: the modelled profile, for build and curve.")
 def run(console: Console, **options: Any) -> None:
     """Model the seconds of a decode step, overhead and speedup, by nodes, batch and context.
 
@@ -83,7 +83,8 @@ def run(console: Console, **options: Any) -> None:
 
     if options["presets"]:
         check_alone("presets", options)
-        _report_presets(console)
+        console.report(*_presets())
+        console.result({})
         return
     for name in ("calibrations", "fit"):
         check_once(name, options[name])
@@ -91,7 +92,13 @@ def run(console: Console, **options: Any) -> None:
         raise click.UsageError("Missing option '--model' (treeopt plan --presets lists known names).")
     device = chosen_device(options)
     setting = StepSetting(options["dtype"], options["kv_dtype"], options["attention"])
-    _check_files(options)
+    for file, suffixes, option, kind in (
+        (options["output"], (".yaml", ".yml"), "-o", None),
+        (options["chart"], (".svg",), "--chart", PICTURE),
+    ):
+        if file is not None:
+            check_suffix(file, *suffixes, option=option)
+            check_outputs(options, file, kind=kind)
     from treeopt.models.shapes import model_shape
 
     shape = model_shape(options["model"])
@@ -101,7 +108,8 @@ def run(console: Console, **options: Any) -> None:
     model = StepModel(shape, device, setting, drafting, efficiency)
     candidates = chosen_candidates(console, options, model)
     plan = plan_speedup(candidates, options["nodes"], options["batch"], options["context"])
-    _report(console, plan, fit)
+    _warn(console, plan)
+    console.report(_points(plan), *_words(plan), *(_fit_words(fit) if fit is not None else ()))
     written = _write(console, options, plan)
     console.result({**_as_dict(plan, fit), **written})
 
@@ -109,68 +117,74 @@ def run(console: Console, **options: Any) -> None:
 command = run
 
 
-def _check_files(options: dict[str, Any]) -> None:
-    """Check the outputs before any work."""
-    from treeopt.files.outputs import check_distinct
-
-    for name in ("output", "chart"):
-        if options[name] is not None:
-            suffixes = (".yaml", ".yml", ".svg") if name == "output" else (".svg",)
-            check_suffix(options[name], *suffixes, option="-o" if name == "output" else f"--{name}")
-            check_outputs(options, options[name], kind=PICTURE if _is_chart(options[name]) else None)
-    check_distinct(options["output"], options["chart"])
-
-
-def _is_chart(file: str) -> bool:
-    return Path(file).suffix.lower() == ".svg"
-
-
 def _write(console: Console, options: dict[str, Any], plan: SpeedPlan) -> dict[str, str]:
     """Write profile and chart, and return their names."""
     from treeopt.files.profiles import save_profile
     from treeopt.optimize.curve import default_sizes
+    from treeopt.view.charts import render_plan
 
+    if options["output"] is not None:
+        chosen = plan.chosen(plan.best[0])
+        known = {point.nodes for point in plan.points}  # and those of curves: the profile is interpolated
+        sizes = known | set(default_sizes(max(known))) | {best.any_nodes for best in plan.best}
+        source = profile_source(options["kind"], chosen)
+        profile = chosen.model.profile(sizes, options["batch"], options["context"], source)
+        save_profile(with_configuration(profile, console.configuration), options["output"])
+    if options["chart"] is not None:
+        model = plan.candidates[0].model
+        picture = render_plan(plan, f"{model.shape.name} on {model.device.name}, {model.setting.dtype}")
+        write_marked(options["chart"], picture, PICTURE, console.configuration)
     written = {name: options[name] for name in ("output", "chart") if options[name] is not None}
     for file in written.values():
-        if _is_chart(file):
-            from treeopt.view.charts import render_plan
-
-            model = plan.candidates[0].model
-            picture = render_plan(plan, f"{model.shape.name} on {model.device.name}, {model.setting.dtype}")
-            write_marked(file, picture, PICTURE, console.configuration)
-        else:
-            chosen = plan.chosen(plan.best[0])
-            known = {point.nodes for point in plan.points}  # and those of curves: the profile is interpolated
-            sizes = known | set(default_sizes(max(known))) | {best.any_nodes for best in plan.best}
-            source = profile_source(options["kind"], chosen)
-            profile = chosen.model.profile(sizes, options["batch"], options["context"], source)
-            save_profile(with_configuration(profile, console.configuration), file)
         console.note(f"wrote {file}")
     return written
 
 
-def _report(console: Console, plan: SpeedPlan, fit: EfficiencyFit | None) -> None:
-    """Print the points, the fastest size of each batch and context, and the assumptions."""
-    from treeopt.plan.step_model import Efficiency
+def _points(plan: SpeedPlan) -> Table:
+    """The points; they name their drafter where there are several."""
+    fastest = {(best.batch, best.context, best.nodes, best.drafter) for best in plan.best}
+    columns = [
+        Column(
+            "nodes",
+            lambda one: f"{one.nodes}{' best' * ((one.batch, one.context, one.nodes, one.drafter) in fastest)}",
+        ),
+        Column(None, "nodes"),
+        Column("batch", "batch"),
+        Column("context", "context"),
+        Column("ms per step", "seconds", lambda seconds: f"{seconds * 1e3:.3f}"),
+        Column("overhead", "overhead", ".3f"),
+        Column("tokens/step", "tokens_per_step", ".3f", key=""),
+        Column("speedup", "speedup", ".3f"),
+    ]
+    return Table(columns + [Column("drafter", "drafter")] * (len(plan.candidates) > 1), plan.points, "points")
 
-    several = len(plan.candidates) > 1
-    header = ["nodes", "batch", "context", "ms per step", "overhead", "tokens/step", "speedup"]
-    console.table(header + ["drafter"] * several, [_cells(plan, point, several) for point in plan.points])
-    model, capacity = plan.candidates[0].model, plan.candidates[0].model.device.memory
+
+def _warn(console: Console, plan: SpeedPlan) -> None:
+    """Warn of what the device or the model does not take."""
+    model = plan.candidates[0].model
     for best in plan.best:
-        where = f"batch {best.batch}, context {best.context}"
-        one, other = (f", {name}" if several else "" for name in (best.drafter, best.any_drafter))
-        console.say(
-            f"{where}: nodes of the fastest size: {best.nodes} of these ({best.speedup:.3f} times{one}), "
-            f"{best.any_nodes} of all ({best.any_speedup:.3f} times{other})"
-        )
-        if capacity is not None and best.memory > capacity:
-            need = f"{best.memory / 1e9:.1f} GB of weights and cache"
-            console.warn(f"warning: {where}: {need} exceed the {capacity / 1e9:.0f} GB of {model.device.name}")
+        if model.device.memory is not None and best.memory > model.device.memory:
+            need = f"{best.memory / 1e9:.1f} GB of weights and cache exceed the {model.device.memory / 1e9:.0f} GB"
+            console.warn(f"warning: batch {best.batch}, context {best.context}: {need} of {model.device.name}")
     longest = max(point.context for point in plan.points)
     if model.shape.context is not None and longest > model.shape.context:
         console.warn(f"warning: context {longest}: {model.shape.name} takes {model.shape.context} tokens")
-    console.say(
+
+
+def _words(plan: SpeedPlan) -> Iterator[str]:
+    """The fastest size of each batch and context, and the assumptions."""
+    from treeopt.plan.step_model import Efficiency
+
+    several = len(plan.candidates) > 1
+    for best in plan.best:
+        one, other = (f", {name}" if several else "" for name in (best.drafter, best.any_drafter))
+        yield (
+            f"batch {best.batch}, context {best.context}: nodes of the fastest size: "
+            f"{best.nodes} of these ({best.speedup:.3f} times{one}), "
+            f"{best.any_nodes} of all ({best.any_speedup:.3f} times{other})"
+        )
+    model = plan.candidates[0].model
+    yield (
         f"{model.shape.name}: {model.shape.parameters:,} parameters in {model.setting.dtype} on {model.device.name}: "
         f"{model.device.peak(model.setting.dtype):.4g} FLOP/s, {model.device.bandwidth:.4g} bytes/s "
         f"({model.device.source})"
@@ -180,102 +194,72 @@ def _report(console: Console, plan: SpeedPlan, fit: EfficiencyFit | None) -> Non
         by = "1 + 0.477 ln(nodes), the Medusa paper's model of its Vicuna-7B (arXiv:2401.10774, appendix G)"
         if acceptance.sizes:
             by = f"{acceptance.name}, by its calibration of {acceptance.model}"
-        console.say(f"tokens per step: {by}")
+        yield f"tokens per step: {by}"
         of = f"{acceptance.name}: " if several else ""
-        console.say(f"drafting: {of}{drafting_text(candidate.model.drafting)}")
+        yield f"drafting: {of}{drafting_text(candidate.model.drafting)}"
     grown = [one.acceptance.largest for one in plan.candidates if one.acceptance.kind == KINDS[0]]
-    for largest in sorted({size for size in grown if size is not None}):
-        console.say(by_one_growth(largest))
-    if fit is not None:
-        _report_fit(console, fit)
-    elif model.efficiency == Efficiency():
-        console.say("seconds: peak figures, which no device reaches; --fit PROFILE takes measured steps into account")
+    yield from (by_one_growth(largest) for largest in sorted({size for size in grown if size is not None}))
+    if model.efficiency == Efficiency():
+        yield "seconds: peak figures, which no device reaches; --fit PROFILE takes measured steps into account"
 
 
-def _cells(plan: SpeedPlan, point: PlanPoint, several: bool) -> list[str]:
-    marked = any(
-        (best.batch, best.context, best.nodes, best.drafter) == (point.batch, point.context, point.nodes, point.drafter)
-        for best in plan.best
-    )
-    cells = [
-        f"{point.nodes}{' best' if marked else ''}",
-        str(point.batch),
-        str(point.context),
-        f"{point.seconds * 1e3:.3f}",
-        f"{point.overhead:.3f}",
-        f"{point.tokens_per_step:.3f}",
-        f"{point.speedup:.3f}",
-    ]
-    return [*cells, point.drafter] if several else cells
-
-
-def _report_fit(console: Console, fit: EfficiencyFit) -> None:
-    """Print the fitted numbers, and the errors of steps that were fitted and left out."""
+def _fit_words(fit: EfficiencyFit) -> Iterator[str]:
+    """The fitted numbers, and the errors of steps that were fitted and left out."""
     numbers = vars(fit.efficiency)
     shares = ", ".join(f"{name} {numbers[name]:.3g}" for name in ("compute", "bandwidth"))
     times = ", ".join(f"{name} {numbers[name] * 1e6:.3g} us" for name in ("launch", "step", "tree"))
-    console.say(f"efficiency, fitted to {len(fit.fitted.errors)} measured steps: {shares}; {times}")
+    yield f"efficiency, fitted to {len(fit.fitted.errors)} measured steps: {shares}; {times}"
     for one in (fit.fitted, *fit.held_out):
         left_out = "fitted steps" if one is fit.fitted else f"steps left out by {one.by}"
         errors = f"median {one.median:.1%}, largest {one.largest:.1%}" if one.errors else "none"
-        skipped = ""
-        if one.skipped:
-            skipped = f"; not left out: {'; '.join(one.skipped)} (the other steps do not determine 5 numbers)"
-        console.say(f"error of {left_out}: {errors}{skipped}")
+        skipped = f"; not left out: {'; '.join(one.skipped)} (the other steps do not determine 5 numbers)"
+        yield f"error of {left_out}: {errors}{skipped if one.skipped else ''}"
     if all(one.by != "model" for one in fit.held_out):
-        console.say("steps of one model do not separate bandwidth from launch: for another model, fit two or more")
+        yield "steps of one model do not separate bandwidth from launch: for another model, fit two or more"
 
 
 def _as_dict(plan: SpeedPlan, fit: EfficiencyFit | None) -> dict[str, Any]:
-    """The plan with the keys of `--json`; points name their drafter where there are several."""
-    model, several, first = plan.candidates[0].model, len(plan.candidates) > 1, plan.best[0]
-    names = (*_POINT, "drafter") if several else _POINT
+    """The plan with the keys of `--json`."""
+    model, first = plan.candidates[0].model, plan.best[0]
     tokens: dict[str, list[list[float]]] = {one.acceptance.name: [] for one in plan.candidates}
     for point in plan.points:
         if (point.batch, point.context) == (first.batch, first.context):
             tokens[point.drafter].append([point.nodes, point.tokens_per_step])
-    found: dict[str, Any] = {
-        "points": [{name: getattr(point, name) for name in names} for point in plan.points],
+    errors = () if fit is None else (fit.fitted, *fit.held_out)
+    found = {one.by: picked(one if one.errors else None, "median", "largest") for one in errors}
+    return {
         "best_nodes": first.nodes,
-        "best": [vars(best) for best in plan.best],
+        "best": plan.best,
         "tokens_per_step": tokens,
         "drafting": {one.acceptance.name: drafting_text(one.model.drafting) for one in plan.candidates},
-        "model": {"name": model.shape.name, "parameters": model.shape.parameters, "source": model.shape.source},
-        "device": {**vars(model.device), "flops": dict(model.device.flops)},
-        "setting": vars(model.setting),
-        "efficiency": vars(model.efficiency),
+        "model": picked(model.shape, "name", "parameters", "source"),
+        **picked(model, "device", "setting", "efficiency"),
+        **({"fit": {one.by: {**found[one.by], "skipped": one.skipped} for one in errors}} if errors else {}),
     }
-    if fit is not None:
-        found["fit"] = {
-            one.by: {
-                "median": one.median if one.errors else None,
-                "largest": one.largest if one.errors else None,
-                "skipped": list(one.skipped),
-            }
-            for one in (fit.fitted, *fit.held_out)
-        }
-    return found
 
 
-def _report_presets(console: Console) -> None:
-    """Print the known models and devices."""
+def _presets() -> Iterator[Part]:
+    """The known models and devices."""
     from treeopt.models.shapes import NAMED
 
-    shapes = [NAMED[name].shape(name) for name in NAMED]
-    rows = [[one.name, f"{one.parameters:,}", str(one.context), one.source] for one in shapes]
-    console.table(["model", "parameters", "context", "config of"], rows)
-    console.say()
-    devices = [
-        [
-            one.name,
-            " ".join(f"{dtype} {value / 1e12:g}" for dtype, value in one.flops.items() if dtype != "float16"),
-            f"{one.bandwidth / 1e9:g}",
-            "-" if one.memory is None else f"{one.memory / 1e9:.0f}",
-            one.source,
-        ]
-        for one in DEVICES.values()
-    ]
-    console.table(["device", "dense TFLOP/s", "GB/s", "GB", "source"], devices)
-    console.say("float16 is as bfloat16; int8 and int4 weights are multiplied in 16 bits")
-    known = [{"name": one.name, "parameters": one.parameters, "source": one.source} for one in shapes]
-    console.result({"models": known, "devices": [{**vars(one), "flops": dict(one.flops)} for one in DEVICES.values()]})
+    models = (
+        Column("model", "name"),
+        Column("parameters", "parameters", ","),
+        Column("context", "context", key=""),
+        Column("config of", "source"),
+    )
+    yield Table(models, [NAMED[name].shape(name) for name in NAMED], "models")
+    yield ""
+    devices = (
+        Column("device", "name"),
+        Column("dense TFLOP/s", "flops", _teraflops),
+        Column("GB/s", "bandwidth", lambda value: f"{value / 1e9:g}"),
+        Column("GB", "memory", lambda value: f"{value / 1e9:.0f}"),
+        Column("source", "source"),
+    )
+    yield Table(devices, list(DEVICES.values()), "devices")
+    yield "float16 is as bfloat16; int8 and int4 weights are multiplied in 16 bits"
+
+
+def _teraflops(flops: Mapping[str, float]) -> str:
+    return " ".join(f"{dtype} {value / 1e12:g}" for dtype, value in flops.items() if dtype != "float16")
