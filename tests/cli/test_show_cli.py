@@ -58,8 +58,8 @@ def test_tree_is_shown_with_what_is_expected(built: Tree) -> None:
     assert expected.cross_validated is not None
     lines = text.splitlines()
     assert lines[0] == f"12 nodes, depth {built.depth}, {len(built.leaves)} leaves"
-    assert "method       values " in text
-    assert "calibration  model base (b1), heads heads (h1), prompts prompts.json, 20 texts, " in text
+    assert "method          values " in text
+    assert "calibration     model base (b1), heads heads (h1), prompts prompts.json, 20 texts, " in text
     at = lines.index("expected tokens per step, root counted:")
     assert lines[at + 1].split()[:2] == [f"{expected.independent:.4f}", "independent:"]
     assert lines[at + 2].split()[:2] == [f"{expected.replay:.4f}", "replay:"]

@@ -5,7 +5,7 @@ engines that it breaks, or the options that a file was made with.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,21 +13,22 @@ import click
 from treeopt.cli.checks import check_apart, check_belongs
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import ids_of_traces, warn_edited, warn_made_for_other
-from treeopt.cli.facts import picked
-from treeopt.cli.show_report import as_dict, report
-from treeopt.defaults import MAX_NODES
+from treeopt.cli.facts import Column, Fact, Part, Table, picked
+from treeopt.defaults import HEADS, KINDS, MAX_NODES
 from treeopt.engines import ENGINES
 from treeopt.errors import EXIT_INPUT, Code, TreeoptError, counted
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
-    from treeopt.optimize.explain import Prefix
-    from treeopt.tree import Path, Tree
+    from treeopt.optimize.explain import Explanation, Prefix
+    from treeopt.policy import Plan, PolicyExpected, TreePolicy
+    from treeopt.tree import Expected, Path, Tree
 
 
 FORMATS = ("text", "choices", "yaml")
 _ALL = "all"  # engines
 _SHOWN = 40  # paths of each side
+_COUNTS = {"sequences": "texts", "positions": "positions"}  # key in a file's calibration -> noun of the number
 _RANKS = re.compile(r"\[?\(?\s*(\d{1,9}(?:\s*,\s*\d{1,9})*)?\s*,?\s*\)?\]?")
 
 
@@ -110,8 +111,8 @@ def _show_plan(console: Console, name: str, calibration: str | None) -> None:
     warn_edited(console, name)
     traces = _traces(calibration)
     if traces is None:
-        report(console, plan)
-        console.result(as_dict(plan))
+        console.report(*_plan_parts(plan))
+        console.result({**_plan_data(plan), "replay": None})
         return
     if not traces.positions:
         raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text", at=calibration or "")
@@ -119,20 +120,120 @@ def _show_plan(console: Console, name: str, calibration: str | None) -> None:
     made_for = plan.source.get("calibration", {}).get("heads_id")
     same = None if made_for is None else made_for == traces.provenance.heads_id
     warn_made_for_other(console, name, plan.source.get("calibration") or {}, ids_of_traces(traces))
-    report(console, plan)
     others = " (traces of other heads than those of the tree)" if same is False else ""
     error = outcome.sums.standard_error
     spread = "" if error is None else f"; standard error {error:.4f}, clustered by text"
     figure = f"{outcome.tokens_per_step:.4f} tokens per step (root counted)"
-    console.say(f"replayed over {calibration}{others}: {figure}{spread}")
+    sampled = None
     if outcome.expected_drafts is not None:
-        console.say(f"its texts are sampled at temperature {traces.temperature:g}: a sum of the target's probabilities")
+        sampled = f"its texts are sampled at temperature {traces.temperature:g}: a sum of the target's probabilities"
     shares = outcome.acceptance_by_depth().tolist()
     shown = " ".join(f"{share:.3f}" for share in shares)
-    console.say(f"share of steps that accept at least 1, 2, ... drafts: {shown}")
+    console.report(
+        *_plan_parts(plan),
+        f"replayed over {calibration}{others}: {figure}{spread}",
+        sampled,
+        f"share of steps that accept at least 1, 2, ... drafts: {shown}",
+    )
     replayed = {"tokens_per_step": outcome.tokens_per_step, "standard_error": error}
     replayed |= {"acceptance_by_depth": shares, "same_heads": same}
-    console.result(as_dict(plan) | {"replay": replayed})
+    console.result({**_plan_data(plan), "replay": replayed})
+
+
+def _plan_data(plan: Plan) -> dict[str, Any]:
+    """The plan with the keys of `--json`."""
+    from treeopt.tree import Tree
+
+    of_tree = isinstance(plan, Tree)
+    return {
+        "kind": KINDS[0] if of_tree else KINDS[1],
+        **picked(plan, "nodes", "depth", "source"),
+        "drafter": plan.drafter or HEADS,
+        "expected_tokens_per_step": plan.expected,
+        **({"leaves": len(plan.leaves)} if isinstance(plan, Tree) else {}),
+        **picked(plan, *(("paths", "values") if of_tree else ("sizes", "size_cost"))),
+    }
+
+
+def _plan_parts(plan: Plan) -> Iterator[Part]:
+    """A plan in words: its size, source, expected tokens per step, and its nodes or sizes."""
+    from treeopt.tree import Tree
+    from treeopt.view.graph import render_text
+
+    if isinstance(plan, Tree):
+        yield f"{counted(plan.nodes, 'node')}, depth {plan.depth}, {counted(len(plan.leaves), 'leaf')}"
+    else:
+        size = f"{'at most ' if plan.size_cost else ''}the {plan.nodes} most likely nodes (root counted)"
+        yield f"a tree for each step: {size}, {counted(plan.depth, 'draft')} deep"
+    yield from _origin(plan)
+    if plan.expected is None:
+        yield Fact("expected", "not in the file; --calibration FILE replays traces")
+    else:
+        yield "expected tokens per step, root counted:"
+        yield from (f"  {figure:<12.4f}  {meaning}" for figure, meaning in _figures(plan.expected))
+    if isinstance(plan, Tree):
+        yield render_text(plan).rstrip()
+    else:
+        yield from _sizes(plan)
+
+
+def _origin(plan: Plan) -> Iterator[Fact]:
+    from treeopt.tree import Tree
+
+    source = plan.source
+    yield from (Fact(name.replace("_", " "), source[name]) for name in ("reference", "made_by") if name in source)
+    if source.get("method"):
+        yield Fact("method", ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in source["method"].items()))
+    if source.get("calibration"):
+        yield Fact("calibration", _calibration(source["calibration"]))
+    if plan.drafter:
+        file = f" in {source['drafter']}" if "drafter" in source else ""
+        meaning = "ranks are those of its candidates" if isinstance(plan, Tree) else "its estimates choose the nodes"
+        yield Fact("drafter", f"{plan.drafter}{file}; {meaning}")
+
+
+def _calibration(source: Mapping[str, Any]) -> str:
+    """`model NAME (id), heads NAME (id), prompts NAME, 512 texts, 70000 positions`."""
+    ids = {name for name in source if name.endswith("_id") and name.removesuffix("_id") in source}
+    parts = []
+    for name, value in source.items():
+        if name in _COUNTS:
+            parts.append(f"{value} {_COUNTS[name]}")
+        elif name not in ids:
+            known = f" ({source[f'{name}_id']})" if source.get(f"{name}_id") else ""
+            parts.append(f"{name.replace('_', ' ')} {'none' if value == '' else value}{known}")
+    return ", ".join(parts)
+
+
+def _figures(expected: Expected | PolicyExpected) -> list[tuple[float, str]]:
+    """Each figure with its meaning; the interval is that of the last figure."""
+    from treeopt.policy import PolicyExpected
+
+    interval = ""
+    if expected.low is not None:
+        interval = f"; {expected.low:.3f} to {expected.high:.3f} on as many new prompts (90 %)"
+    replayed = "replay: a decoder on the calibration's texts"
+    if isinstance(expected, PolicyExpected):
+        estimated = "estimated: by the drafter, on the same texts"
+        return [(expected.estimated, estimated), (expected.replay, replayed + interval)]
+    independent = f"independent: 1 + the sum of the products of accuracies (K = {expected.top_k})"
+    figures = [(expected.independent, independent), (expected.replay, replayed)]
+    if expected.cross_validated is not None:
+        left_out = "cross-validated: replay on texts left out of the fit"
+        figures.append((expected.cross_validated, left_out + interval))
+    return figures
+
+
+def _sizes(policy: TreePolicy) -> Iterator[Part]:
+    """The sizes that a step may have, with their costs."""
+    if policy.expected is not None:
+        yield Fact("mean size", policy.expected.nodes, ".1f", "nodes per step")
+    if not policy.size_cost:
+        yield Fact("size", policy.nodes, note="nodes at every step")
+        return
+    yield "a step takes the size with the greatest estimated tokens - cost:"
+    columns = (Column("nodes", lambda one: one[0]), Column("cost in tokens", lambda one: one[1], ".4f"))
+    yield Table(columns, policy.size_cost)
 
 
 def _show_text(console: Console, name: str, layout: str, calibration: str | None) -> None:
@@ -230,37 +331,37 @@ def _show_path(console: Console, name: str, path: str, calibration: str | None) 
     warn_edited(console, name)
     ranks = _ranks(path)
     found = explain_path(tree, ranks, _traces(calibration))
-    last = found.last
+    last, gain = found.last, found.gain
     console.say(f"{list(ranks)} is {'' if last.in_tree else 'not '}in {name}, which has {tree.nodes - 1} paths")
-    console.say(f"value     {last.value:.4g}  the estimated probability that all its ranks are right ({found.method})")
+    console.report(*_path_parts(found))
+    more = {"path": ranks, "in_tree": last.in_tree, "tokens_per_step": None if gain is None else gain.as_dict()}
+    console.result({**more, **picked(found, "made_it", "method", "prefixes")})
+
+
+def _path_parts(found: Explanation) -> Iterator[Part]:
+    last, gain = found.last, found.gain
+    probability = f"the estimated probability that all its ranks are right ({found.method})"
+    yield Fact("value", last.value, ".4g", probability, "value")
     by_value = "" if last.place is None and not last.value else " by value"
-    console.say(f"place     {_place(last)}{by_value}; the tree has {found.paths:,} places")
-    console.say(f"cut-off   {found.cut_off:.4g}  the value of the last place")
+    yield Fact("place", f"{_place(last)}{by_value}; the tree has {found.paths:,} places")
+    yield Fact(None, last.place, key="place")
+    yield Fact("cut-off", found.cut_off, ".4g", "the value of the last place", "cut_off")
     made = "in by" if found.made_it else "out by"
     tie = "; equal values go to the shallower path, then to the smaller ranks" if not found.margin else ""
-    console.say(f"margin    {found.margin:+.4g}  {made} {abs(found.margin):.4g}{tie}")
-    gain = found.gain
+    yield Fact("margin", found.margin, "+.4g", f" {made} {abs(found.margin):.4g}{tie}", "margin")
     if gain is not None:
-        console.say(f"replay    {gain.first:.4f} tokens per step without it, {gain.second:.4f} with it: {gain}")
+        yield Fact("replay", f"{gain.first:.4f} tokens per step without it, {gain.second:.4f} with it: {gain}")
     if found.made_it != last.in_tree:
         although = "in the tree although its value is not" if last.in_tree else "not in the tree although its value is"
-        console.say(f"note      it is {although} enough: the tree was built from other traces, or under other limits")
-    rows = [
-        [
-            *(str(list(one.path)), f"{one.value:.4g}", f"{one.share:.4f}"),
-            *(_place(one), "yes" if one.in_tree else "no"),
-        ]
-        for one in found.prefixes
-    ]
-    console.table(["path", "value", "of the path above", "place", "in the tree"], rows)
-    console.result(
-        {
-            "path": ranks,
-            **picked(last, "in_tree", "value", "place"),
-            **picked(found, "cut_off", "margin", "made_it", "method", "prefixes"),
-            "tokens_per_step": None if gain is None else gain.as_dict(),
-        }
+        yield Fact("note", f"it is {although} enough: the tree was built from other traces, or under other limits")
+    columns = (
+        Column("path", "path", lambda ranks: str(list(ranks))),
+        Column("value", "value", ".4g"),
+        Column("of the path above", "share", ".4f"),
+        Column("place", _place),
+        Column("in the tree", "in_tree", lambda there: "yes" if there else "no"),
     )
+    yield Table(columns, found.prefixes)
 
 
 def _ranks(text: str) -> Path:
