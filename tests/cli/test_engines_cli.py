@@ -227,7 +227,7 @@ def test_explain_by_the_values_of_the_file() -> None:
     assert [prefix["share"] for prefix in data["prefixes"]] == [0.5, 0.5]
     said = treeopt("show", "v.yaml", "--path", "[1]").stdout
     assert "[1] is in v.yaml, which has 3 paths" in said
-    assert "place     3 by value; the tree has 3 places" in said
+    assert "place           3 by value; the tree has 3 places" in said
     assert error_number(treeopt("show", "v.yaml", "--path", "2", status=3)) == "E106"
     assert error_number(treeopt("show", "v.yaml", "--path", "[]", status=3)) == "E106"
     assert error_number(treeopt("show", "t.yaml", "--path", "0", status=3)) == "E106"
