@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from treeopt.cli.checks import check_inputs, check_suffix
+from treeopt.cli.checks import check_inputs
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command, threads
 from treeopt.cli.drafters import draft_option, drafter_file_option, load_draft_model, uses_heads, warn_other_drafter
+from treeopt.cli.facts import Column, Table
 from treeopt.cli.numbers import numbers_option
-from treeopt.cli.options import check_outputs, compile_option, dtypes_of, force_option, load_models, model_options
+from treeopt.cli.options import check_outputs, compile_option, force_option, load_models, model_options
 from treeopt.defaults import KINDS, ONE_NODE, PROFILE_CONTEXT, PROFILE_FILE, PROFILE_NODES, PROFILE_REPEATS
-
-if TYPE_CHECKING:
-    from treeopt.drafter import Drafter
-    from treeopt.latency import LatencyProfile
 
 
 @command("profile")
-@model_options(dtype="auto", several=True)
+@model_options(dtype="auto")
 @numbers_option(
     "--sizes",
     default=[",".join(map(str, PROFILE_NODES))],
@@ -53,53 +48,23 @@ def run(console: Console, **options: Any) -> None:
     All sizes take turns in every round. The step of one node is autoregressive decoding by the same loop, without
     drafts; overheads refer to it. `build --nodes auto` takes a profile of its own --kind and of its calibration's
     drafter. With --model alone and no --drafter, drafts are those of an n-gram drafter with an empty table.
-
-    Of several dtypes the first is written to OUTPUT, and each other one to a file with the dtype before the suffix.
     """
     from treeopt.files.drafters import load_drafter
     from treeopt.files.profiles import save_profile
 
-    file, dtypes = options["drafter"], dtypes_of(options)
-    path = Path(options["output"])
-    outputs = [str(path), *(str(path.with_name(f"{path.stem}.{dtype}{path.suffix}")) for dtype in dtypes[1:])]
-    for output in outputs:
-        check_outputs(options, output)
-    check_suffix(options["output"], ".yaml", ".yml")
+    file, output = options["drafter"], options["output"]
+    check_outputs(options, output, suffixes=(".yaml", ".yml"))
     if not file and options["draft"] is not None:
         raise click.UsageError("--draft needs --drafter, from `treeopt learn --draft MODEL`")
     check_inputs()
-    drafter = load_drafter(file) if file else None
-    profiles = []
-    for options["dtype"], output in zip(dtypes, outputs, strict=True):
-        measured = _measured(console, options, drafter)
-        # The command of each file is that of its dtype alone, so that `reproduce` makes this file again.
-        stored = console.configuration
-        alone = {**stored, "profile": {**stored["profile"], "dtype": options["dtype"]}} if len(dtypes) > 1 else stored
-        profiles.append(with_configuration(measured, alone))
-        save_profile(profiles[-1], output)
-        _report(console, profiles[-1])
-        console.note(f"wrote {output}")
-    found = [
-        {"points": [vars(point) for point in profile.points], "provenance": profile.provenance, "output": output}
-        for profile, output in zip(profiles, outputs, strict=True)
-    ]
-    if len(dtypes) > 1:
-        _report_dtypes(console, profiles)
-    console.result({"dtypes": dict(zip(dtypes, found, strict=True))} if len(dtypes) > 1 else found[0])
-
-
-command = run
-
-
-def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None) -> LatencyProfile:
-    """The profile in the dtype of the options."""
     from treeopt.evaluate.profile import measure_profile
 
-    base, loaded = load_models(console, options, with_heads=uses_heads(options, options["drafter"], drafter))
+    drafter = load_drafter(file) if file else None
+    base, loaded = load_models(console, options, with_heads=uses_heads(options, file, drafter))
     draft = load_draft_model(console, options, base, drafter)
     warn_other_drafter(console, drafter, base, loaded, draft)
     with console.progress("profile") as progress:
-        return measure_profile(
+        measured = measure_profile(
             base,
             loaded,
             nodes=options["sizes"],
@@ -111,41 +76,26 @@ def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None
             draft=draft,
             progress=progress,
         )
-
-
-def _report(console: Console, profile: LatencyProfile) -> None:
-    ones = {(p.batch, p.context): p.seconds for p in profile.points if p.nodes == ONE_NODE}
-    rows = [
-        [
-            str(point.nodes),
-            str(point.batch),
-            str(point.context),
-            f"{point.seconds * 1e3:.3f}",
-            f"{(point.high - point.low) / point.seconds:.0%}",
-            f"{point.seconds / ones[point.batch, point.context]:.2f}",
-        ]
-        for point in profile.points
-    ]
-    console.table(["nodes", "batch", "context", "ms per step", "spread", "overhead"], rows)
+    profile = with_configuration(measured, console.configuration)
+    save_profile(profile, output)
+    ones = {(point.batch, point.context): point.seconds for point in profile.points if point.nodes == ONE_NODE}
+    columns = (
+        Column("nodes", "nodes"),
+        Column("batch", "batch"),
+        Column("context", "context"),
+        Column("ms per step", "seconds", lambda seconds: f"{seconds * 1e3:.3f}"),
+        Column("spread", lambda point: (point.high - point.low) / point.seconds, ".0%"),
+        Column("overhead", lambda point: point.seconds / ones[point.batch, point.context], ".2f"),
+    )
     source = profile.provenance
-    console.say(
+    console.report(
+        Table(columns, profile.points),
         f"{source['kind']} trees, drafter {source['drafter_name']}: median of the quieter half of {source['repeats']} "
         f"rounds ({source['dtype']}, {source['device']}, {threads(source['threads'])}, {source['attention']} "
-        "attention); spread: quartile distance / median; overhead: to one node, without drafts"
+        "attention); spread: quartile distance / median; overhead: to one node, without drafts",
     )
+    console.note(f"wrote {output}")
+    console.result({"points": profile.points, "provenance": source, "output": output})
 
 
-def _report_dtypes(console: Console, profiles: Sequence[LatencyProfile]) -> None:
-    """Print the seconds of all dtypes side by side, with the fastest one of each size."""
-    dtypes = [str(profile.provenance["dtype"]) for profile in profiles]
-    rows, fastest = [], dict[bool, list[str]]()
-    for points in zip(*(profile.points for profile in profiles), strict=True):
-        seconds = [point.seconds for point in points]
-        best = dtypes[seconds.index(min(seconds))]
-        fastest.setdefault(points[0].nodes == ONE_NODE, []).append(best)
-        sizes = (points[0].nodes, points[0].batch, points[0].context)
-        rows.append([*map(str, sizes), *(f"{one * 1e3:.3f}" for one in seconds), best])
-    console.table(["nodes", "batch", "context", *(f"ms, {dtype}" for dtype in dtypes), "fastest"], rows)
-    for alone, what in ((True, "without a drafter"), (False, "with one")):
-        console.say(f"fastest {what}: {' or '.join(dict.fromkeys(fastest.get(alone, ['not measured'])))}")
-    console.say("each dtype was measured after the one before it; treeopt learn times steps of all dtypes in turn")
+command = run
