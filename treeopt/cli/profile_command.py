@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,10 +11,13 @@ from treeopt.cli.checks import check_inputs
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command, threads
 from treeopt.cli.drafters import draft_option, drafter_file_option, load_draft_model, uses_heads, warn_other_drafter
-from treeopt.cli.facts import Column, Table
+from treeopt.cli.facts import Column, Part, Table
 from treeopt.cli.numbers import numbers_option
 from treeopt.cli.options import check_outputs, compile_option, force_option, load_models, model_options
 from treeopt.defaults import KINDS, ONE_NODE, PROFILE_CONTEXT, PROFILE_FILE, PROFILE_NODES, PROFILE_REPEATS
+
+if TYPE_CHECKING:
+    from treeopt.latency import LatencyProfile
 
 
 @command("profile")
@@ -78,6 +82,15 @@ def run(console: Console, **options: Any) -> None:
         )
     profile = with_configuration(measured, console.configuration)
     save_profile(profile, output)
+    console.report(*_parts(profile))
+    console.note(f"wrote {output}")
+    console.result({"points": profile.points, "provenance": profile.provenance, "output": output})
+
+
+command = run
+
+
+def _parts(profile: LatencyProfile) -> Iterator[Part]:
     ones = {(point.batch, point.context): point.seconds for point in profile.points if point.nodes == ONE_NODE}
     columns = (
         Column("nodes", "nodes"),
@@ -88,14 +101,9 @@ def run(console: Console, **options: Any) -> None:
         Column("overhead", lambda point: point.seconds / ones[point.batch, point.context], ".2f"),
     )
     source = profile.provenance
-    console.report(
-        Table(columns, profile.points),
+    yield Table(columns, profile.points)
+    yield (
         f"{source['kind']} trees, drafter {source['drafter_name']}: median of the quieter half of {source['repeats']} "
         f"rounds ({source['dtype']}, {source['device']}, {threads(source['threads'])}, {source['attention']} "
-        "attention); spread: quartile distance / median; overhead: to one node, without drafts",
+        "attention); spread: quartile distance / median; overhead: to one node, without drafts"
     )
-    console.note(f"wrote {output}")
-    console.result({"points": profile.points, "provenance": source, "output": output})
-
-
-command = run
