@@ -13,7 +13,7 @@ from tiny import random_heads, tiny_base
 
 from treeopt.cli.app import program
 from treeopt.files.profiles import load_profile
-from treeopt.models.head_layouts import expected_keys
+from treeopt.models.head_layouts import state_of
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +23,8 @@ def heads_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tiny_base("llama", max_position_embeddings=64)
     base.model.save_pretrained(folder / "base")
     heads = random_heads(base, 3)
-    assert heads.lm_head is not None
-    weights, biases, lm_heads = expected_keys(3, 1, True)
-    state = {lm_heads[h]: heads.lm_head[h].detach().clone() for h in range(3)}
-    for h in range(3):
-        state[weights[0][h]] = heads.weight[0, h].detach().clone()
-        state[biases[0][h]] = heads.bias[0, h].detach().clone()
     (folder / "heads").mkdir()
-    save_file(state, folder / "heads" / "medusa_lm_head.safetensors")
+    save_file(state_of(heads), folder / "heads" / "medusa_lm_head.safetensors")
     (folder / "heads" / "config.json").write_text('{"base_model_name_or_path": "../base"}')
     return folder / "heads"
 

@@ -14,7 +14,7 @@ from tiny import random_heads, tiny_base
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.head_files import check_heads_writable, load_heads, save_heads
-from treeopt.models.head_layouts import expected_keys, from_state
+from treeopt.models.head_layouts import from_state, places
 from treeopt.models.heads import MedusaHeads
 
 
@@ -39,8 +39,7 @@ def test_save_heads_round_trip(tmp_path: Path, blocks: int, shared_head: bool, d
     config = json.loads((tmp_path / "heads" / "config.json").read_text())
     assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (3, blocks)
     assert config.get("version") == ("2" if shared_head else None)
-    weights, biases, lm_heads = expected_keys(3, blocks, not shared_head)
-    names = {name for row in (*weights, *biases) for name in row} | set(lm_heads)
+    names = {name for name, *_ in places(3, blocks, not shared_head)}
     assert set(safetensors.torch.load_file(file)) == names
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from torch import Tensor
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.tensors import State, invalid, listed, misfit
+
+Place: TypeAlias = tuple[str, str, tuple[int, ...]]  # name of a tensor; attribute of the heads, and index in it
 
 _DIGITS = "([0-9]{1,9})"
 _SCALE = "_scale"  # of a weight: weight_scale
@@ -121,16 +123,14 @@ def detect(keys: Iterable[str], name: str) -> HeadsLayout:
     raise invalid(name, f"has keys of another layout: {listed(known) or 'no tensors'}")
 
 
-def expected_keys(
-    num_heads: int, blocks: int, has_lm_head: bool, layout: HeadsLayout = MEDUSA
-) -> tuple[list[list[str]], list[list[str]], list[str]]:
-    """The layout's keys: block weights [blocks][H], block biases [blocks][H], LM heads [H]."""
-    heads = range(num_heads)
-    weights, biases = (
-        [[layout.block.format(h=h, l=block, part=part) for h in heads] for block in range(blocks)]
-        for part in ("weight", "bias")
-    )
-    return weights, biases, [layout.lm_head.format(h=h, blocks=blocks) for h in heads] if has_lm_head else []
+def places(num_heads: int, blocks: int, has_lm_head: bool, layout: HeadsLayout = MEDUSA) -> Iterator[Place]:
+    """The tensors of heads by their names in a layout."""
+    for block in range(blocks):
+        for h in range(num_heads):
+            for part in ("weight", "bias"):
+                yield layout.block.format(h=h, l=block, part=part), part, (block, h)
+    for h in range(num_heads if has_lm_head else 0):
+        yield layout.lm_head.format(h=h, blocks=blocks), "lm_head", (h,)
 
 
 def heads_of(state: State, layout: HeadsLayout, config: Mapping[str, Any], name: str) -> tuple[MedusaHeads, list[str]]:
@@ -182,26 +182,22 @@ def from_state(
     blocks = max((1 + int(match[2]) for match in blocks_of), default=0)
     if max(num_heads, blocks) > len(state):  # checked first: the time of the rest grows with these numbers
         raise invalid(name, f"has a key of head {num_heads - 1} but {len(state)} tensors")
-    weights, biases, lm_heads = expected_keys(num_heads, blocks, bool(heads_of), layout)
-    first = next((state[key] for row in (lm_heads, *weights) for key in row if key in state), None)
-    sizes = (0,) if first is None or not first.ndim else tuple(first.shape)
+    parts = list(places(num_heads, blocks, bool(heads_of), layout))
+    ordered = [key for kind in ("lm_head", "weight") for key, part, _ in parts if part == kind and key in state]
+    sizes = tuple(state[ordered[0]].shape) if ordered else ()
+    sizes = sizes or (0,)
     hidden = sizes[-1]
-    shapes = {key: (hidden, hidden) for row in weights for key in row} | {
-        key: (hidden,) for row in biases for key in row
-    }
-    fault = misfit(state, shapes | dict.fromkeys(lm_heads, (sizes[0], hidden)))
+    shapes = {"weight": (hidden, hidden), "bias": (hidden,), "lm_head": (sizes[0], hidden)}
+    fault = misfit(state, {key: shapes[part] for key, part, _ in parts})
     if fault:
         raise invalid(name, f"has {num_heads} heads of {blocks} blocks but {fault}")
     _check_values(state, name)
-    dtype = next(iter(state.values())).dtype
-    empty = torch.zeros(0, num_heads, hidden, hidden, dtype=dtype), torch.zeros(0, num_heads, hidden, dtype=dtype)
-    return MedusaHeads.from_tensors(
-        _stack(state, weights) if blocks else empty[0],
-        _stack(state, biases) if blocks else empty[1],
-        torch.stack([state[key] for key in lm_heads]) if lm_heads else None,
-        token_map,
-        vocab_size,
-    )
+    counts = {"weight": (blocks, num_heads), "bias": (blocks, num_heads), "lm_head": (num_heads,)}
+    whole = {part: next(iter(state.values())).new_empty(counts[part] + shapes[part]) for part in shapes}
+    for key, part, at in parts:
+        whole[part][at] = state[key]
+    lm_head = whole["lm_head"] if heads_of else None
+    return MedusaHeads.from_tensors(whole["weight"], whole["bias"], lm_head, token_map, vocab_size)
 
 
 def _check_values(state: State, name: str) -> None:
@@ -214,20 +210,11 @@ def _check_values(state: State, name: str) -> None:
         raise TreeoptError(Code.NOT_FINITE, what, why="their weights are damaged", fix="another copy of the heads")
 
 
-def _stack(state: State, keys: list[list[str]]) -> Tensor:
-    return torch.stack([torch.stack([state[key] for key in row]) for row in keys])
-
-
 def state_of(heads: MedusaHeads, layout: HeadsLayout = MEDUSA) -> State:
     """The tensors of heads by their names in a layout, without a token map: copies in the memory of the CPU."""
     blocks, num_heads = heads.bias.shape[:2]
-    weights, biases, lm_heads = expected_keys(num_heads, blocks, heads.lm_head is not None, layout)
-    state = {}
-    for block, (names, bias_names) in enumerate(zip(weights, biases, strict=True)):
-        for h in range(num_heads):
-            state[names[h]], state[bias_names[h]] = heads.weight[block, h], heads.bias[block, h]
-    if heads.lm_head is not None:
-        state |= dict(zip(lm_heads, heads.lm_head, strict=True))
+    found = places(num_heads, blocks, heads.lm_head is not None, layout)
+    state = {key: getattr(heads, part)[at] for key, part, at in found}
     # Views would be written with all of the memory that they share.
     return {key: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
 
@@ -299,11 +286,3 @@ def _named_dtype(config: Mapping[str, Any]) -> torch.dtype:
     """The floating-point type in a config; bfloat16 where there is none."""
     names = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
     return names.get(str(config.get("dtype") or config.get("torch_dtype")), torch.bfloat16)
-
-
-JOINT_METHOD = "Medusa-2"  # in the config of heads that were trained with an adapter of their base
-# File names of weights and tokenizers of base models in transformers.
-_BASE_FILE = re.compile(
-    r"(pytorch_)?model.*\.(safetensors|bin)(\.index\.json)?|tokenizer.*|vocab\..*|merges\.txt|spiece\.model"
-)
-_SHOWN_CHARACTERS = 6  # characters of a wrong number
