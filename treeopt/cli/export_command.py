@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.checks import check_suffix
+from treeopt.cli.checks import check_apart, check_suffix, option_of
 from treeopt.cli.console import Console, command
 from treeopt.cli.facts import Column, Part, Table, picked
 from treeopt.cli.options import check_outputs, force_option
@@ -19,9 +19,7 @@ from treeopt.files.configurations import write_note
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
     from treeopt.export.settings import EngineSettings
-    from treeopt.export.trees import Exported
     from treeopt.optimize.chains import AcceptanceComparison
-    from treeopt.tree import Tree
 
 _SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
 
@@ -57,34 +55,22 @@ def run(console: Console, tree: str | None, engine: str, output: str | None, for
     With --calibration in place of TREE: settings of engines that take no fixed tree, with the tokens per step that
     replay promises (vllm, sglang, trtllm, llamacpp, transformers, or chain for its length alone).
     """
-    if tree is None and options["calibration"] is not None:
-        if engine not in SETTINGS:
-            raise click.UsageError(f"--for {engine} writes a tree: give TREE in place of --calibration.")
-        _check_taken(engine, options)
-        _export_settings(console, engine, output, {**options, "force": force})
-        return
-    given = [f"--{name}" for name, value in options.items() if value is not None]
-    if tree is None:
+    given = [option_of(name) for name, value in options.items() if value is not None]
+    if tree is None and options["calibration"] is None:
         raise click.UsageError("Missing argument 'TREE' or option '--calibration'.")
-    if given:
+    if tree is not None and given:
         raise click.UsageError(f"{given[0]} is for settings, which need no TREE.")
-    if engine not in ENGINES:
+    if tree is not None and engine not in ENGINES:
         raise click.UsageError(f"--for {engine} takes no fixed tree: give --calibration in place of TREE.")
-    _export_tree(console, tree, engine, output, force)
+    if tree is None and engine not in SETTINGS:
+        raise click.UsageError(f"--for {engine} writes a tree: give TREE in place of --calibration.")
+    if tree is None:
+        _export_settings(console, engine, output, {**options, "force": force})
+    else:
+        _export_tree(console, tree, engine, output, force)
 
 
 command = run
-
-
-def _check_taken(engine: str, options: Mapping[str, Any]) -> None:
-    """Refuse a length or a size that the engine does not take."""
-    known = SETTINGS[engine]
-    if options["chain_length"] is not None and known.chains is None:
-        raise click.UsageError(f"--for {engine} takes a tree, no length: --nodes in place of --chain-length.")
-    if options["nodes"] is not None and known.trees is None:
-        raise click.UsageError(f"--for {engine} takes a length, no tree: --chain-length in place of --nodes.")
-    if options["chain_length"] is not None and options["nodes"] is not None:
-        raise click.UsageError("--chain-length and --nodes are of a chain and of a tree: give one of them.")
 
 
 def _export_tree(console: Console, tree: str, engine: str, output: str | None, force: bool) -> None:
@@ -103,23 +89,18 @@ def _export_tree(console: Console, tree: str, engine: str, output: str | None, f
     else:
         write_bytes(output, exported.content)
         write_note(output, console.configuration)
-    _report_tree(console, exported, output, record)
-
-
-def _report_tree(console: Console, exported: Exported, output: str | None, tree: Tree) -> None:
-    engine = ENGINES[exported.engine]
+        console.note(f"wrote {output}")
     for finding in exported.warnings:
         console.warn(f"warning: {finding}")
-    if output is not None:
-        console.note(f"wrote {output}")
-    console.note(f"read by   {engine.reader}: {engine.versions}")
+    known = ENGINES[engine]
+    console.note(f"read by   {known.reader}: {known.versions}")
     console.note(f"setting   {exported.setting}")
-    console.note(f"lost      {engine.lost}")
+    console.note(f"lost      {known.lost}")
     console.result(
         {
-            **picked(tree, "nodes", "depth"),
-            "to": exported.engine,
-            **picked(engine, "reader", "versions", "lost"),
+            **picked(record, "nodes", "depth"),
+            "to": engine,
+            **picked(known, "reader", "versions", "lost"),
             "setting": exported.setting,
             "findings": exported.warnings,
             "content": exported.content.decode() if output is None else None,
@@ -133,6 +114,11 @@ def _export_settings(console: Console, engine: str, output: str | None, options:
     from treeopt.files.calibrations import load_calibration
     from treeopt.files.profiles import load_profile
 
+    known = SETTINGS[engine]
+    for name, taken in (("chain_length", known.chains), ("nodes", known.trees)):
+        if options[name] is not None and taken is None:
+            raise click.UsageError(f"--for {engine} takes no {option_of(name)}.")
+    check_apart("chain_length", "nodes")
     calibration = load_calibration(options["calibration"])
     profile = None if options["profile"] is None else load_profile(options["profile"])
     if output is not None:
@@ -210,23 +196,21 @@ def _comparison(comparison: AcceptanceComparison) -> Iterator[Part]:
 def _settings_data(
     found: EngineSettings, comparison: AcceptanceComparison | None, output: str | None
 ) -> dict[str, Any]:
-    budgets = [
-        {"batch": batch, "drafts": budget.nodes - 1, **picked(budget, "tokens_per_step", "speedup")}
-        for batch, budget in found.budgets.items()
-    ]
-    names = ("promised", "measured", "as_promised", "promised_rates", "measured_rates")
-    interval = None if comparison is None or comparison.interval is None else comparison.interval
-    ends = None if interval is None else [interval.low, interval.high]
-    compared = {} if comparison is None else {"comparison": {**picked(comparison, *names), "interval": ends}}
+    compared = picked(comparison, "promised", "measured", "as_promised", "promised_rates", "measured_rates")
+    interval = None if comparison is None else comparison.interval
+    compared["interval"] = None if interval is None else [interval.low, interval.high]
     return {
         "to": found.engine,
         "versions": SETTINGS[found.engine].versions,
         **picked(found, "settings", "batch", "bound", "notes"),
         "content": found.content if output is None else None,
         "output": output if found.content else None,
-        "tokens_per_step": None if found.replay is None else found.replay.tokens_per_step,
-        "batches": budgets,
+        **picked(found.replay, "tokens_per_step"),
+        "batches": [
+            {"batch": batch, "drafts": budget.nodes - 1, **picked(budget, "tokens_per_step", "speedup")}
+            for batch, budget in found.budgets.items()
+        ],
         "chain_tokens_per_step": found.chains,
         "not_derived": found.underived,
-        **compared,
+        **({} if comparison is None else {"comparison": compared}),
     }

@@ -14,11 +14,11 @@ from treeopt.cli.drafters import chosen_plan, draft_option, drafter_file_option,
 from treeopt.cli.options import chat_template_option, check_outputs, force_option, model_options
 from treeopt.defaults import LABELS, THEMES
 from treeopt.errors import Code, TreeoptError
+from treeopt.tree import Tree
 
 if TYPE_CHECKING:
     from treeopt.cli.drafters import ChosenPlan
     from treeopt.drafted_step import DraftedStep
-    from treeopt.tree import Tree
 
 _OF_EXAMPLE = ("step", "heads", "model", "adapter", "draft", "device", "device_map", "dtype", "chat_template")
 _MARKED = ("svg", "dot", "gv")  # only these hold the mark; files of other formats are replaced with --force alone
@@ -50,43 +50,33 @@ def run(console: Console, tree: str | None, **options: Any) -> None:
     accepted path and the token after it. TREE may then be a policy, whose tree of that step is drawn; models, drafters
     and the tree without TREE are those of `treeopt generate`.
     """
-    options = {**options, "tree": tree}
-    target = _target(options)
-    file_format = Path(target).suffix.removeprefix(".").lower() or "svg"
-    check_belongs(_OF_EXAMPLE, "--example", options["example"] is not None)
-    check_belongs(("theme",), "an .svg file", file_format == "svg")
-    check_belongs(("drafter",), "--example, or is given without TREE", options["example"] is not None or tree is None)
-    _draw(console, options, target, file_format)
-
-
-command = run
-
-
-def _draw(console: Console, options: dict[str, Any], target: str, file_format: str) -> None:
-    """Draw what the options choose. An invalid tree is the first error, before an output that may not be replaced."""
     from treeopt.files.outputs import PICTURE
 
-    static = _static(options) if options["example"] is None else None
-    chosen = chosen_plan(options) if static is None else None
-    check_outputs(options, target, kind=PICTURE if file_format in _MARKED else None)
-    options["output"] = target
+    options = {**options, "tree": tree}
+    name, example = options["drafter"] if tree is None else tree, options["example"]
+    if name is None and example is None:
+        raise click.UsageError("Missing argument 'TREE'.")
+    output = options["output"] or f"{'step' if name is None else Path(name).stem}.svg"
+    file_format = Path(output).suffix.removeprefix(".").lower() or "svg"
+    check_belongs(_OF_EXAMPLE, "--example", example is not None)
+    check_belongs(("theme",), "an .svg file", file_format == "svg")
+    check_belongs(("drafter",), "--example, or is given without TREE", example is not None or tree is None)
+    # An invalid tree is the first error, before an output that may not be replaced.
+    drawn = _static(options) if example is None else chosen_plan(options)
+    check_outputs(options, output, kind=PICTURE if file_format in _MARKED else None)
+    options["output"] = output
+    if isinstance(drawn, Tree):
+        _write(console, drawn, None, options, file_format)
+        return
     if file_format not in _MARKED:
-        from treeopt.tree import Tree
         from treeopt.view.graph import render
 
         render(Tree(()), file_format)  # a format that cannot be written is refused before a model is loaded
-    step = None if chosen is None else _step(console, options, chosen)
-    tree = static if step is None else step.tree
-    assert tree is not None
-    _write(console, tree, step, options, file_format)
+    step = _step(console, options, drawn)
+    _write(console, step.tree, step, options, file_format)
 
 
-def _target(options: Mapping[str, Any]) -> str:
-    """The output: -o, or the name of the tree or drafter as .svg."""
-    name = options["drafter"] if options["tree"] is None else options["tree"]
-    if name is None and options["example"] is None:
-        raise click.UsageError("Missing argument 'TREE'.")
-    return str(options["output"] or f"{'step' if name is None else Path(name).stem}.svg")
+command = run
 
 
 def _static(options: Mapping[str, Any]) -> Tree:
