@@ -10,7 +10,7 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -320,7 +320,15 @@ def load_base(
     where, from_hub = str(folder) if local else name, not local and hub_reachable()
     options |= {"dtype": torch_dtype, "local_files_only": not from_hub}
     try:
-        model, notes = _load_model(name, where, options)
+        with warnings.catch_warnings(action="ignore"):  # `check_loaded` reports what matters
+            model, info = AutoModelForCausalLM.from_pretrained(
+                where,
+                trust_remote_code=False,  # the default asks on the terminal whether to run code of the checkpoint
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # `check_loaded` refuses them with their names
+                **options,
+            )
+        notes = check_loaded(name, model, info)
         if "device_map" in options:
             check_placed(model, name, device_map)
         else:
@@ -355,19 +363,6 @@ def check_runs(base: Base) -> None:
     except Exception as error:  # the types vary by model
         what = f"the model {base.name} cannot be run: its forward fails"
         raise TreeoptError(Code.MODEL_INVALID, what, why=f"{type(error).__name__}: {first_line(error)}") from error
-
-
-def _load_model(name: str, where: str, options: Mapping[str, Any]) -> tuple[PreTrainedModel, tuple[str, ...]]:
-    """The model at `where`, and warnings about it; E304 unless the checkpoint has all of its weights."""
-    with warnings.catch_warnings(action="ignore"):  # `check_loaded` reports what matters
-        model, info = AutoModelForCausalLM.from_pretrained(
-            where,
-            trust_remote_code=False,  # the default asks on the terminal whether to run code of the checkpoint
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # `check_loaded` refuses them with their names
-            **options,
-        )
-    return model, check_loaded(name, model, info)
 
 
 _FILES = ("tokenizer*", "vocab*", "merges.txt", "spiece.model", "sentencepiece*", "special_tokens_map.json")

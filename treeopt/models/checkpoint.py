@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
-from treeopt.models.tensors import check_shards, read_config, refused_name, refused_pickle
+from treeopt.models.tensors import check_shards, listed, read_config, refused_name, refused_pickle
 
 _SETTINGS = ("config.json", "generation_config.json")  # transformers ignores the second where it is damaged
 _PICKLES = "pytorch_model*.bin"  # weights that are read where there are no safetensors files
-_SHOWN = 6  # weights shown in a message
 _MOST_LAYERS = 100_000  # of a config; some configs make a list of them before anything else is checked
 _WEIGHTS_A_BYTE = 8  # the maximum of any quantisation
 _SMALL = 1 << 28  # weights; this many fit into memory, and loading them names the missing ones
@@ -40,9 +39,9 @@ def check_size(name: str, folder: Path) -> None:
     Loading fills missing weights with random numbers, so a wrong config could use up the memory before it is detected.
     """
     stored, size = _stored(folder)
-    listed = _most_layers(read_config(folder / _SETTINGS[0]))
-    if listed > _MOST_LAYERS:
-        raise _not_of_config(name, f"describes {listed} layers, more than {_MOST_LAYERS:,}")
+    most = _most_layers(read_config(folder / _SETTINGS[0]))
+    if most > _MOST_LAYERS:
+        raise _not_of_config(name, f"describes {most} layers, more than {_MOST_LAYERS:,}")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         layers = config.get_text_config().num_hidden_layers
@@ -67,10 +66,10 @@ def check_loaded(name: str, model: nn.Module, info: Mapping[str, Any]) -> tuple[
     """Warnings about a checkpoint that was loaded."""
     faults = []
     if info["missing_keys"]:
-        faults.append(f"it lacks {_listed(info['missing_keys'])}")
+        faults.append(f"it lacks {listed(info['missing_keys'])}")
     if info["mismatched_keys"]:
-        shapes = {key: f"{key} {list(found)}, not {list(expected)}" for key, found, expected in info["mismatched_keys"]}
-        faults.append(f"it has other shapes than its config: {_listed(shapes, shapes)}")
+        shapes = [f"{key} {list(found)}, not {list(expected)}" for key, found, expected in info["mismatched_keys"]]
+        faults.append(f"it has other shapes than its config: {listed(shapes)}")
     if faults:
         what = f"the checkpoint {name} does not have all weights of {type(model).__name__}: {'; '.join(faults)}"
         why = "weights that are missing would be random numbers"
@@ -78,8 +77,7 @@ def check_loaded(name: str, model: nn.Module, info: Mapping[str, Any]) -> tuple[
         raise TreeoptError(Code.MODEL_INVALID, what, why=why, fix=fix)
     if not info["unexpected_keys"]:
         return ()
-    unused = _listed(info["unexpected_keys"])
-    return (f"warning: {name} has weights that {type(model).__name__} does not use: {unused}",)
+    return (f"warning: {name} has weights that {type(model).__name__} does not use: {listed(info['unexpected_keys'])}",)
 
 
 def wrong_settings(model: PreTrainedModel) -> Iterator[str]:
@@ -165,10 +163,3 @@ def _stored(folder: Path) -> tuple[dict[str, str], int]:
         except (SafetensorError, OSError):
             continue
     return kinds, size
-
-
-def _listed(keys: Iterable[str], texts: Mapping[str, str] | None = None) -> str:
-    """The first keys in order, or their texts, and the number of the others."""
-    known = sorted(keys)
-    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-    return ", ".join(texts[key] if texts else key for key in known[:_SHOWN]) + more

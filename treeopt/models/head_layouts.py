@@ -37,7 +37,6 @@ _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 class HeadsLayout:
     """The names of the tensors of heads."""
 
-    name: str
     title: str  # for users
     block: str  # template of the name of a block's tensor, with {h}, {l} and {part}
     lm_head: str  # of an LM head, with {h} and, where it is counted like a block, {blocks}
@@ -65,29 +64,17 @@ def _pattern(template: str) -> re.Pattern[str]:
     return re.compile("".join(parts[piece] if i % 2 else re.escape(piece) for i, piece in enumerate(pieces)))
 
 
-_SEQUENTIAL = "{h}.{l}.linear.{part}", "{h}.{blocks}.weight"
-_VLLM_OTHER = ("lm_head.weight", "token_map")
+def _prefixed(layout: HeadsLayout, prefix: str, title: str) -> HeadsLayout:
+    other = tuple(prefix + key for key in layout.other)
+    return HeadsLayout(title, prefix + layout.block, prefix + layout.lm_head, prefix, other)
 
 
-def _prefixed(name: str, title: str, prefix: str) -> HeadsLayout:
-    return HeadsLayout(name, title, prefix + _SEQUENTIAL[0], prefix + _SEQUENTIAL[1], prefix)
-
-
-MEDUSA = HeadsLayout("medusa", "Medusa", *_SEQUENTIAL)
-FULL = _prefixed("full", "Medusa v1.0, with its base model", "medusa_head.")
-MODELOPT = _prefixed("modelopt", "ModelOpt, with its base model", "medusa_heads.")
-VLLM = HeadsLayout("vllm", "vLLM", "blocks.{h}.layers.{l}.{part}", "lm_heads.{h}.weight", other=_VLLM_OTHER)
-VLLM_PREFIXED = HeadsLayout(
-    "vllm",
-    "vLLM",
-    f"medusa_heads.{VLLM.block}",
-    f"medusa_heads.{VLLM.lm_head}",
-    "medusa_heads.",
-    tuple(f"medusa_heads.{key}" for key in _VLLM_OTHER),
-)
-NXDI = HeadsLayout(
-    "nxdi", "AWS NxD Inference", "medusa_head_{h}.{l}.linear.{part}", "medusa_head_{h}.{blocks}.weight", "medusa_head_"
-)
+MEDUSA = HeadsLayout("Medusa", "{h}.{l}.linear.{part}", "{h}.{blocks}.weight")
+FULL = _prefixed(MEDUSA, "medusa_head.", "Medusa v1.0, with its base model")
+MODELOPT = _prefixed(MEDUSA, "medusa_heads.", "ModelOpt, with its base model")
+NXDI = _prefixed(MEDUSA, "medusa_head_", "AWS NxD Inference")
+VLLM = HeadsLayout("vLLM", "blocks.{h}.layers.{l}.{part}", "lm_heads.{h}.weight", other=("lm_head.weight", "token_map"))
+VLLM_PREFIXED = _prefixed(VLLM, "medusa_heads.", "vLLM")
 LAYOUTS = (MEDUSA, NXDI, FULL, VLLM_PREFIXED, MODELOPT, VLLM)
 
 # Names in drafters of other kinds, the first that fits: what they are, and what to do.
@@ -142,7 +129,7 @@ def heads_of(state: State, layout: HeadsLayout, config: Mapping[str, Any], name:
         TreeoptError: E211 where names, shapes, a token map or a scale do not fit, E504 where values are not finite.
     """
     state, notes = _scaled(state, config, name)
-    if layout.name != "vllm":
+    if layout.title != VLLM.title:
         return from_state(state, name, layout), notes
     token_map = state.pop(f"{layout.prefix}token_map", None)
     state = _with_biases(_with_lm_heads(state, layout, config, notes), layout, config, notes)

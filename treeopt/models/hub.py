@@ -16,7 +16,6 @@ from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.bundled import POCKET, model_folder, pocket
 
 PROBE_SECONDS = 4.0
-_KINDS = {"--model": "base model", "--draft": "draft model"}  # by the option that names them
 _WAITS = ("connect", "read", "write", "pool")  # parts of a request that a timeout is of
 _FILE_SUFFIXES = (".json", ".jsonl", ".txt", ".parquet", ".pt", ".safetensors", ".yaml")  # names may hold other dots
 
@@ -76,11 +75,8 @@ def find_heads(name: str, weight_files: tuple[str, ...]) -> Path:
     return _from_hub(name, "--heads", allow_patterns=["config.json", *weight_files])
 
 
-def find_base(name: str, option: str = "--model") -> Path:
-    """The folder of a base model's files: a local one, the built-in one, or the small files of a hub repository.
-
-    `option` is the one that names it, for the message.
-    """
+def find_base(name: str) -> Path:
+    """The folder of a base model's files: a local one, the built-in one, or the small files of a hub repository."""
     path = here(name)
     if path is not None:
         return path
@@ -88,8 +84,8 @@ def find_base(name: str, option: str = "--model") -> Path:
     if folder is not None:
         return folder
     if looks_local(name):
-        raise TreeoptError(Code.FILE_MISSING, f"there is no {_KINDS[option]} {name}", at=f"{option} {name}")
-    return _from_hub(name, option, allow_patterns=["*.json"], ignore_patterns=["*/*"])
+        raise TreeoptError(Code.FILE_MISSING, f"there is no base model {name}", at=f"--model {name}")
+    return _from_hub(name, "--model", allow_patterns=["*.json"], ignore_patterns=["*/*"])
 
 
 def _from_hub(name: str, option: str, **patterns: list[str]) -> Path:

@@ -81,15 +81,9 @@ NAMED: dict[str, Decoder] = {
     "mistral-7b": Decoder("mistralai/Mistral-7B-v0.1", (4096, 14336, 32, 32, 8), _LLAMA, 32_768, window=4096),
     "zephyr-7b": Decoder("HuggingFaceH4/zephyr-7b-beta", (4096, 14336, 32, 32, 8), _LLAMA, 32_768, window=4096),
     "mixtral-8x7b": Decoder("mistralai/Mixtral-8x7B-v0.1", (4096, 14336, 32, 32, 8), _LLAMA, 32_768, experts=(8, 2)),
-    "qwen2.5-0.5b": Decoder(
-        "Qwen/Qwen2.5-0.5B-Instruct", (896, 4864, 24, 14, 2), _QWEN, 32_768, tied=True, qkv_bias=True
-    ),
-    "qwen2.5-1.5b": Decoder(
-        "Qwen/Qwen2.5-1.5B-Instruct", (1536, 8960, 28, 12, 2), _QWEN, 32_768, tied=True, qkv_bias=True
-    ),
-    "qwen2.5-3b": Decoder(
-        "Qwen/Qwen2.5-3B-Instruct", (2048, 11008, 36, 16, 2), _QWEN, 32_768, tied=True, qkv_bias=True
-    ),
+    "qwen2.5-0.5b": Decoder("Qwen/Qwen2.5-0.5B-Instruct", (896, 4864, 24, 14, 2), _QWEN, 32_768, **_TIED),
+    "qwen2.5-1.5b": Decoder("Qwen/Qwen2.5-1.5B-Instruct", (1536, 8960, 28, 12, 2), _QWEN, 32_768, **_TIED),
+    "qwen2.5-3b": Decoder("Qwen/Qwen2.5-3B-Instruct", (2048, 11008, 36, 16, 2), _QWEN, 32_768, **_TIED),
     "qwen2.5-7b": Decoder("Qwen/Qwen2.5-7B-Instruct", (3584, 18944, 28, 28, 4), _QWEN7, 32_768, qkv_bias=True),
     "qwen2.5-14b": Decoder("Qwen/Qwen2.5-14B-Instruct", (5120, 13824, 48, 40, 8), _QWEN7, 32_768, qkv_bias=True),
     "qwen2.5-32b": Decoder("Qwen/Qwen2.5-32B-Instruct", (5120, 27648, 64, 40, 8), _QWEN7, 32_768, qkv_bias=True),

@@ -86,8 +86,10 @@ def misfit(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first names, for a message."""
-    return ", ".join(sorted(names)[:_SHOWN])
+    """The first names, and the number of the others, for a message."""
+    known = sorted(names)
+    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    return ", ".join(known[:_SHOWN]) + more
 
 
 def invalid(name: str, what: str) -> TreeoptError:
