@@ -45,6 +45,7 @@ from treeopt.texts.prompts import load_prompts
 from treeopt.tree import Tree
 from treeopt.view.charts import Panel, Series, render_chart
 
+BAND = "_90 % interval"  # of charts, not in their legends
 Widths = tuple[int, ...]  # s_1, s_2, ... candidates of each level of a dense tree
 Masks = NDArray[np.bool_]
 
@@ -237,7 +238,7 @@ def levels(given: argparse.Namespace) -> list[Panel]:
             f"{nodes} nodes: {enough[0]} of {calibration.num_heads} levels lose less than {ENOUGH:.0%} ({fit.method})"
         )
         taus, intervals = zip(*points, strict=True)
-        lines.append(Series(f"{nodes} nodes", range(1, calibration.num_heads + 1), taus, intervals))
+        lines.append(Series(f"{nodes} nodes", range(1, calibration.num_heads + 1), taus, {BAND: intervals}))
     table(["nodes", "levels", "used nodes", TOKENS, "90 %", "of all levels", "90 %"], rows)
     return [Panel("levels", TOKENS, lines)]
 
@@ -277,7 +278,7 @@ def sizes(given: argparse.Namespace) -> list[Panel]:
                 name,
                 [one[0] for one in of],
                 [one[3] if ratios else one[1] for one in of],
-                [one[4] if ratios else one[2] for one in of],
+                {BAND: [one[4] if ratios else one[2] for one in of]},
             )
             for name, of in lines.items()
         ]
@@ -317,7 +318,7 @@ def prompts(given: argparse.Namespace) -> list[Panel]:
         points = [_lost(sums[count], sums[fitted]) for count in counts]
         lost = [100 * one[1] for one in points]
         known = [None if one[2] is None else Interval(100 * one[2].low, 100 * one[2].high) for one in points]
-        lines.append(Series(named(method), counts, lost, known))
+        lines.append(Series(named(method), counts, lost, {BAND: known}))
         for count, (tau, share, interval, worst) in zip(counts, points, strict=True):
             rows.append(
                 (count, named(method), f"{tau:.3f}", f"{share:.2%}", ends(interval, percent=True), f"{worst:.2%}")

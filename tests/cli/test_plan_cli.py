@@ -157,7 +157,8 @@ def test_chart_is_replaced_while_it_is_unedited() -> None:
     """The picture has every point in its description."""
     treeopt(*LLAMA, "--nodes", "1,64", "--batch-size", "1,8", "--chart", "a.svg")
     text = Path("a.svg").read_text()
-    assert "batch 8, 64 nodes: overhead 2.804, speedup 1.064" in text
+    assert "speedup over autoregressive, batch 8: 1 at 1, 1.064 at 64" in text
+    assert "overhead: one node = 1, batch 8: 1 at 1, 2.804 at 64" in text
     treeopt(*LLAMA, "--chart", "a.svg")
     assert Path("a.svg").read_text() != text
     Path("a.svg").write_text(text.replace("llama", "lama", 1))

@@ -32,8 +32,8 @@ from treeopt.view.charts import (
     Panel,
     Series,
     chart_figure,
-    curve_figure,
-    plan_figure,
+    curve_panels,
+    plan_panels,
     render_chart,
     render_curve,
     render_plan,
@@ -70,6 +70,16 @@ def pixels(line: Line2D) -> np.ndarray:
     return np.asarray(line.get_transform().transform(line.get_xydata()))
 
 
+def drawn_curve(curve: Curve) -> Figure:
+    """The figure of a curve."""
+    return chart_figure(curve_panels(curve), "")
+
+
+def lines_of(figure: Figure) -> dict[str, Line2D]:
+    """The line of each panel's curve, by the beginning of the panel's label."""
+    return {axes.get_ylabel().split()[0].rstrip(":"): axes.lines[0] for axes in figure.axes}
+
+
 def labels(axes: Axes) -> list[str]:
     """The entries of a panel's legend."""
     legend = axes.get_legend()
@@ -80,21 +90,20 @@ def labels(axes: Axes) -> list[str]:
 def test_curve_lines_run_through_their_points() -> None:
     """The corners of each line are the figures of the points."""
     curve = make(SIZES, TOKENS, SPEEDUPS)
-    figure = curve_figure(curve, "")
-    for name, values in {
-        "tokens": TOKENS,
-        "speedup": SPEEDUPS,
-        "overhead": [point.overhead for point in curve.points],
-    }.items():
-        assert artist(figure, name).get_xydata().tolist() == [list(pair) for pair in zip(SIZES, values, strict=True)]
+    figure = drawn_curve(curve)
+    figures = {"tokens": TOKENS, "speedup": SPEEDUPS, "overhead": [point.overhead for point in curve.points]}
+    drawn = lines_of(figure)
+    assert set(drawn) == set(figures)
+    for name, values in figures.items():
+        assert drawn[name].get_xydata().tolist() == [list(pair) for pair in zip(SIZES, values, strict=True)]
 
 
 @looped("count", [len(SIZES), 1])
 def test_curve_bands_are_the_intervals(count: int) -> None:
     """Both bands reach from the lower to the upper ends; that of a single point is a bar."""
-    figure = curve_figure(make(SIZES[:count], TOKENS[:count], None), "")
+    figure = drawn_curve(make(SIZES[:count], TOKENS[:count], None))
     for kind, half in (("prediction", 0.05), ("sampling", 0.025)):
-        band = artist(figure, kind)
+        band = artist(figure, f"cross-validated {kind} interval, 90%")
         assert isinstance(band, PolyCollection)
         corners = band.get_paths()[0].vertices
         for nodes, tau in zip(SIZES[:count], TOKENS[:count], strict=True):
@@ -104,37 +113,41 @@ def test_curve_bands_are_the_intervals(count: int) -> None:
 
 
 def test_curve_marks_the_best_size() -> None:
-    """A line down the lower panel at the best size, with its figures."""
-    figure = curve_figure(make(SIZES, TOKENS, SPEEDUPS), "")
-    marker = artist(figure, "best")
-    assert list(marker.get_xdata()) == [16, 16]
-    assert marker.axes is artist(figure, "speedup").axes
-    assert "best: 16 nodes, 1.40 times" in labels(marker.axes)
+    """A line down each panel at the best size."""
+    figure = drawn_curve(make(SIZES, TOKENS, SPEEDUPS))
+    for axes in figure.axes:
+        assert [list(line.get_xdata()) for line in axes.lines if line.get_gid() == "best"] == [[16, 16]]
+        assert "best size" in labels(axes)
 
 
 def test_curve_without_a_profile_has_one_panel() -> None:
     """Without times there is neither speedup nor a best size, and the picture is shorter."""
-    alone, both = (curve_figure(make(SIZES, TOKENS, speedups), "") for speedups in (None, SPEEDUPS))
-    assert (len(alone.axes), len(both.axes)) == (1, 3)  # overhead has an axis of its own
+    alone, both = (drawn_curve(make(SIZES, TOKENS, speedups)) for speedups in (None, SPEEDUPS))
+    assert (len(alone.axes), len(both.axes)) == (1, 3)
     assert alone.get_figheight() < both.get_figheight()
     assert "speedup" not in render_curve(make(SIZES, TOKENS, None))
 
 
 def test_curve_tells_its_figures_in_words() -> None:
-    """The description lists the figures of every point."""
+    """The description lists the figures of every point, panel by panel."""
     root = ElementTree.fromstring(render_curve(make([1, 4], [1.0, 1.5], [1.0, 1.2])))
-    said = "4 nodes: 1.500 tokens per step, sampling 1.475 to 1.525, prediction 1.450 to 1.550"
-    said += ", overhead 1.250, speedup 1.200"
     [description] = root.iter(DESCRIPTION)
-    assert (description.text or "").split("; ")[1] == said
+    assert (description.text or "").split("; ") == [
+        "tokens per step, cross-validated: 1 at 1, 1.5 at 4",
+        "tokens per step, cross-validated, prediction interval, 90%: 0.95 to 1.05 at 1, 1.45 to 1.55 at 4",
+        "tokens per step, cross-validated, sampling interval, 90%: 0.975 to 1.025 at 1, 1.475 to 1.525 at 4",
+        "speedup over autoregressive, independent, uniform: 1 at 1, 1.2 at 4",
+        "speedup over autoregressive, autoregressive decoding: 1 at 1, 1 at 4",
+        "overhead: one node = 1, independent, uniform: 1 at 1, 1.25 at 4",
+    ]
 
 
 def test_curve_thins_numbers_that_would_overlap() -> None:
     """Of 40 sizes the ends, the best and the powers of two keep their numbers, and none touch."""
     sizes = list(range(1, 41))
     speedups = [1.5 if nodes == 37 else 1.0 for nodes in sizes]
-    figure = curve_figure(make(sizes, [1 + nodes / 40 for nodes in sizes], speedups), "")
-    numbers = figure.axes[-2].get_xticklabels()
+    figure = drawn_curve(make(sizes, [1 + nodes / 40 for nodes in sizes], speedups))
+    numbers = figure.axes[-1].get_xticklabels()
     assert {"1", "2", "4", "8", "16", "37"} <= {each.get_text() for each in numbers}
     figure.draw_without_rendering()
     boxes = [each.get_window_extent() for each in numbers]
@@ -155,10 +168,9 @@ def test_curve_stays_inside_its_picture(
     sizes: list[int], tokens: list[float], speedups: list[float], half: float
 ) -> None:
     """One point, equal values, speedups below one and wide ranges keep to their panels, with two ticks or more."""
-    figure = curve_figure(make(sizes, tokens, speedups, half), "")
+    figure = drawn_curve(make(sizes, tokens, speedups, half))
     figure.draw_without_rendering()
-    for name in ("tokens", "speedup", "overhead"):
-        line = artist(figure, name)
+    for line in lines_of(figure).values():
         box = line.axes.get_window_extent()
         for x, y in pixels(line):
             assert box.x0 < x < box.x1
@@ -207,17 +219,17 @@ def test_drawing_leaves_the_settings_of_matplotlib_alone() -> None:
 
 
 def test_curve_without_intervals_has_no_bands() -> None:
-    """Where intervals are unknown neither bands nor their legend are drawn, and the text says so."""
+    """Where intervals are unknown neither bands nor their legend are drawn."""
     points = [CurvePoint(nodes, 1.0 + nodes / 8, None, None, None, None, None) for nodes in (1, 2, 8)]
     curve = Curve(tuple(points), None, "independent, uniform")
-    figure = curve_figure(curve, "")
-    assert len(artist(figure, "tokens").get_xydata()) == 3
+    figure = drawn_curve(curve)
+    assert len(lines_of(figure)["tokens"].get_xydata()) == 3
     assert not figure.findobj(PolyCollection)
-    assert labels(figure.axes[0]) == ["tokens per step, cross-validated"]
-    assert "sampling unknown, prediction unknown" in render_curve(curve)
+    assert labels(figure.axes[0]) == ["cross-validated"]
+    assert "interval" not in render_curve(curve)
 
 
-LINE = Series("line", [2, 8, 64], [1.5, 2.0, 2.5], [Interval(1.4, 1.6), None, Interval(2.4, 2.6)])
+LINE = Series("line", [2, 8, 64], [1.5, 2.0, 2.5], {"_interval": [Interval(1.4, 1.6), None, Interval(2.4, 2.6)]})
 DOTS = Series("dots", [3, 5, 5], [1.1, 1.3, 1.2], dots=True)
 DASHED = Series("dashed", [2, 64], [1.8, 1.8], dashed=True)
 
@@ -237,7 +249,7 @@ def test_series_are_drawn_at_their_figures() -> None:
 def test_bands_are_the_known_intervals() -> None:
     """The band reaches from the lower to the upper ends; places without an interval are skipped."""
     figure = chart_figure([Panel("x", "y", [LINE, DOTS])], "t")
-    band = artist(figure, "line interval")
+    band = artist(figure, "line _interval")
     assert isinstance(band, PolyCollection)
     corners = band.get_paths()[0].vertices
     assert {(x, y) for x, y in corners.tolist()} == {(2, 1.4), (2, 1.6), (64, 2.4), (64, 2.6)}
@@ -266,13 +278,14 @@ def test_chart_is_stable_and_says_its_figures() -> None:
     [description] = ElementTree.fromstring(picture).iter(DESCRIPTION)
     assert description.text == (
         "tokens per step, dots: 3 points, 1.1 to 1.3; tokens per step, line: 1.5 at 2, 2 at 8, 2.5 at 64"
+        "; tokens per step, line, interval: 1.4 to 1.6 at 2, 2.4 to 2.6 at 64"
     )
 
 
 @looped("log2", [False, True])
 def test_one_point_is_drawn(log2: bool) -> None:
     """A series of one figure, with its interval, is inside its panel."""
-    one = Series("one", [16], [2.0], [Interval(1.9, 2.1)])
+    one = Series("one", [16], [2.0], {"_interval": [Interval(1.9, 2.1)]})
     figure = chart_figure([Panel("x", "y", [one], log2=log2)], "t")
     figure.draw_without_rendering()
     drawn = artist(figure, "one")
@@ -306,19 +319,16 @@ def plan(
 def test_every_line_has_the_figures_of_its_points(given: Any, labels: set[str]) -> None:
     """Both panels have a line for each label, through the points of the plan."""
     made = plan(**given)
-    drawn = {line.get_gid(): line for line in plan_figure(made, "title").findobj(Line2D) if line.get_gid()}
-    assert set(drawn) == {f"{figure} {label}" for figure in ("speedup", "overhead") for label in labels}
-    found = {
-        figure: sorted(tuple(xy) for name, line in drawn.items() if name.startswith(figure) for xy in line.get_xydata())
-        for figure in ("speedup", "overhead")
-    }
-    for figure, points in found.items():
+    for axes, figure in zip(chart_figure(plan_panels(made), "title").axes, ("speedup", "overhead"), strict=True):
+        lines = [line for line in axes.lines if line.get_gid() not in ("best", "autoregressive decoding")]
+        assert {line.get_gid() for line in lines} == labels
+        points = sorted(tuple(xy) for line in lines for xy in line.get_xydata())
         assert points == sorted((point.nodes, getattr(point, figure)) for point in made.points)
 
 
 def test_axes_have_their_scales() -> None:
     """Nodes are on a log2 axis, all else but speedup on a logarithmic one."""
-    upper, lower = plan_figure(plan(), "title").axes
+    upper, lower = chart_figure(plan_panels(plan()), "title").axes
     assert (upper.get_yscale(), lower.get_yscale(), lower.get_xscale()) == ("linear", "log", "log")
     assert lower.get_xlabel() == "nodes (root counted)"
 
@@ -328,4 +338,6 @@ def test_equal_plans_give_equal_bytes() -> None:
     text = render_plan(plan(batches=(1, 4)), "by <hand>")
     assert text == render_plan(plan(batches=(1, 4)), "by <hand>")
     assert "by &lt;hand&gt;" in text
-    assert text.count("nodes: overhead") == 6
+    for name in ("speedup over autoregressive", "overhead: one node = 1"):
+        for batch in (1, 4):
+            assert f"{name}, batch {batch}: 1 at 1, " in text

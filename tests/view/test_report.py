@@ -21,7 +21,7 @@ from treeopt.files.results import ValidationResult
 from treeopt.traces import NONE
 from treeopt.tree import Tree
 from treeopt.view import report
-from treeopt.view.charts import Bar, Panel, Series, bars_figure, chart_figure, panels, set_log2
+from treeopt.view.charts import Bar, Panel, Series, bars_figure, chart_figure, set_log2, titled_figure
 from treeopt.view.report import render_report
 from treeopt.view.report_data import PARTS, ReportInputs, report_data
 from treeopt.view.report_figures import (
@@ -338,11 +338,11 @@ def test_bars_and_panels_by_hand() -> None:
         {"measured": 0.125, "predicted": 0.25, "bar": "12.50", "mark": "25.00"},
     ]
     for count in (1, 3):
-        figure, axes = panels(count, "a" * 70, sharex=False)
+        figure = chart_figure([Panel("x", "y", [Series("one", [1], [1.0])])] * count, "a" * 70)
         assert figure.get_suptitle() == "a" * 70
-        assert len(axes) == count
+        assert len(figure.axes) == count
         assert figure.get_size_inches().tolist() == [8.0, 3.5 * count]
-    assert panels(1, "a" * 71, sharex=False)[0].get_suptitle() == "a" * 69 + "…"
+    assert titled_figure(3.5, "a" * 71).get_suptitle() == "a" * 69 + "…"
 
 
 @looped(("rank", "place"), [

@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from treeopt.optimize.curve import Curve, CurvePoint
@@ -33,7 +33,6 @@ LINES: Mapping[str, Any] = {  # settings of charts with lines
 WIDTH, PANEL_HEIGHT = 8.0, 3.5  # inches
 NODES = "nodes (root counted)"  # the label of an axis of sizes
 _COMMON = {
-    "svg.hashsalt": "treeopt",  # ids of the file do not depend on the process
     "svg.fonttype": "none",
     "font.size": 9.0,
 }
@@ -51,54 +50,37 @@ def render_figure(
 
     heading = "".join(filter(str.isprintable, title)) or default
     stream = io.StringIO()
-    with style.context(["default", {**_COMMON, **settings}]):  # independent of the user's matplotlibrc
+    ids = {"svg.hashsalt": f"treeopt {description}"}  # they depend on the picture alone
+    with style.context(["default", {**_COMMON, **settings, **ids}]):  # independent of the user's matplotlibrc
         figure = draw(heading)
         FigureCanvasSVG(figure)
         figure.savefig(stream, format="svg", metadata={"Date": None, "Title": heading, "Description": description})
     return stream.getvalue()
 
 
-def panels(count: int, heading: str, *, sharex: bool) -> tuple[Figure, Sequence[Axes]]:
-    """A figure with a heading, and panels below each other."""
+def titled_figure(height: float, heading: str) -> Figure:
+    """An empty figure with a heading."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, count * PANEL_HEIGHT), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     figure.suptitle(shortened(heading, TITLE_LENGTH), x=0.01, ha="left", weight="bold").set_parse_math(False)
-    axes: Sequence[Axes] = figure.subplots(count, sharex=sharex, squeeze=False)[:, 0].tolist()
-    return figure, axes
+    return figure
 
 
-def draw_band(axes: Axes, known: Sequence[tuple[float, Interval]], *, opacity: float, **look: Any) -> None:
+def _draw_band(axes: Axes, known: Sequence[tuple[float, Interval]], **look: Any) -> None:
     """The band between the ends of intervals at their places on the x axis."""
-    if not known:
-        return
     if len(known) == 1:  # a band needs two ends
         [(place, interval)] = known
         known = [(place / 1.03, interval), (place * 1.03, interval)]
     columns, intervals = zip(*known, strict=True)
     lows, highs = [each.low for each in intervals], [each.high for each in intervals]
-    axes.fill_between(columns, lows, highs, alpha=opacity, linewidth=0, **look)
+    axes.fill_between(columns, lows, highs, alpha=_BAND, linewidth=0, **look)
 
 
 def short_label(name: str) -> str:
     """A name without its middle where it is too long to be drawn: matplotlib would leave no room for the panel."""
     half = _LABEL_LENGTH // 2
     return name if len(name) <= _LABEL_LENGTH else f"{name[: half - 1]}…{name[-half:]}"
-
-
-def add_legend(axes: Axes, *sources: Axes, most: int = 0) -> None:
-    """Rows above the panel with the labels of all these axes: one row, or rows of `most` labels."""
-    pairs = [pair for each in sources for pair in zip(*each.get_legend_handles_labels(), strict=True)]
-    handles, labels = zip(*pairs, strict=True)
-    columns = min(len(pairs), most or len(pairs))
-    axes.legend(
-        handles,
-        list(map(short_label, labels)),
-        loc="lower left",
-        bbox_to_anchor=(0.0, 1.0),
-        ncols=columns,
-        borderaxespad=0.2,
-    )
 
 
 def set_log2(axes: Axes, places: Sequence[int], label: str, best: int | None = None) -> None:
@@ -118,8 +100,8 @@ def set_log2(axes: Axes, places: Sequence[int], label: str, best: int | None = N
 
 _COLORS = ("#0b4f8a", "#d9480f", "#2b8a3e", "#862e9c", "#0b7285", "#c2255c", "#5c940d", "#33414d")
 _DOTS, _BEST = "#9aa7b2", "#33414d"
-_BAND = 0.15  # opacity of intervals
-_ROW_LABELS = 3  # in a row of the legend
+_BAND = 0.16  # opacity of intervals
+_ROW_LABELS, _ROW_HEIGHT = 3, 0.2  # of the legend: labels in a row, inches
 
 
 @dataclass(frozen=True)
@@ -130,7 +112,7 @@ class Series:
         name: in the legend.
         x: places on the axis.
         y: the figures.
-        intervals: of each figure, None where unknown; empty without intervals.
+        bands: names of intervals to those of each figure, None where unknown; a name with `_` is not in the legend.
         dots: whether the figures are dots without a line, and in grey.
         dashed: whether the line is dashed, for figures to compare with.
     """
@@ -138,14 +120,14 @@ class Series:
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    intervals: Sequence[Interval | None] = ()
+    bands: Mapping[str, Sequence[Interval | None]] = field(default_factory=dict)
     dots: bool = False
     dashed: bool = False
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Series on the same axes, whose names are `x` and `y`; the x axis is logarithmic to base 2 where `log2`.
+    """Series on the same axes, whose names are `x` and `y`; an axis is logarithmic where `log2` (x) or `log` (y).
 
     The places `best` on the x axis have vertical lines.
     """
@@ -155,17 +137,22 @@ class Panel:
     series: Sequence[Series]
     log2: bool = False
     best: Sequence[float] = ()
+    log: bool = False
 
 
-def render_chart(chart: Sequence[Panel], title: str) -> str:
-    """The picture as text: panels below each other."""
-    description = "; ".join(f"{panel.y}, {_in_words(one)}" for panel in chart for one in panel.series)
-    return render_figure(lambda heading: chart_figure(chart, heading), title, description, LINES)
+def render_chart(chart: Sequence[Panel], title: str, default: str = "") -> str:
+    """The picture as text: panels below each other, with `title` as the heading, or `default` for none."""
+    description = "; ".join(
+        f"{panel.y}, {words}" for panel in chart for one in panel.series for words in _in_words(one)
+    )
+    return render_figure(lambda heading: chart_figure(chart, heading), title, description, LINES, default)
 
 
 def chart_figure(chart: Sequence[Panel], heading: str) -> Figure:
     """The figure; artists carry the names of their series as `gid`."""
-    figure, axes = panels(len(chart), heading, sharex=False)
+    rows = sum(len(panel.series) // _ROW_LABELS for panel in chart)
+    figure = titled_figure(len(chart) * PANEL_HEIGHT + rows * _ROW_HEIGHT, heading)
+    axes: Sequence[Axes] = figure.subplots(len(chart), squeeze=False)[:, 0].tolist()
     for panel, place in zip(chart, axes, strict=True):
         _draw(place, panel)
     return figure
@@ -175,98 +162,83 @@ def _draw(axes: Axes, panel: Panel) -> None:
     lines = 0
     for one in panel.series:
         color = _DOTS if one.dots else _COLORS[lines % len(_COLORS)]
+        style = "." if one.dots else "--" if one.dashed else ("o-", "s-")[lines // len(_COLORS) % 2]
         lines += not one.dots
-        style = "." if one.dots else "--" if one.dashed else "o-"
         axes.plot(one.x, one.y, style, color=color, label=one.name, gid=one.name, zorder=1 if one.dots else 2)
-        known = [(x, each) for x, each in zip(one.x, one.intervals, strict=False) if each is not None]
-        draw_band(axes, known, opacity=_BAND, color=color, gid=f"{one.name} interval")
+        for band, known in _known(one):
+            _draw_band(axes, known, color=color, label=band, gid=f"{one.name} {band}")
     for i, place in enumerate(sorted(set(panel.best))):
-        label = "_" if i else "best size"  # one line of the legend
+        label = "_" if i else "best size"  # once in the legend
         axes.axvline(place, color=_BEST, linestyle="--", linewidth=1.0, label=label, gid="best")
     axes.set_ylabel(panel.y)
     axes.set_xlabel(panel.x)
+    if panel.log:
+        axes.set_yscale("log")
     if panel.log2:
-        set_log2(axes, [int(x) for one in panel.series for x in one.x], panel.x)
-    add_legend(axes, axes, most=_ROW_LABELS)
+        best = int(panel.best[0]) if len(panel.best) == 1 else None
+        set_log2(axes, [int(x) for one in panel.series for x in one.x], panel.x, best)
+    handles, labels = axes.get_legend_handles_labels()
+    columns, place = min(len(labels), _ROW_LABELS), {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0)}
+    axes.legend(handles, list(map(short_label, labels)), ncols=columns, borderaxespad=0.2, **place)
 
 
-def _in_words(one: Series) -> str:
+def _known(one: Series) -> Iterator[tuple[str, list[tuple[float, Interval]]]]:
+    """The bands with an interval, and these intervals at their places."""
+    for band, intervals in one.bands.items():
+        known = [(x, each) for x, each in zip(one.x, intervals, strict=True) if each is not None]
+        if known:
+            yield band, known
+
+
+def _in_words(one: Series) -> Iterator[str]:
     if one.dots:
-        return f"{one.name}: {len(one.y)} points, {min(one.y):.4g} to {max(one.y):.4g}"
-    return f"{one.name}: " + ", ".join(f"{y:.4g} at {x:g}" for x, y in zip(one.x, one.y, strict=True))
+        yield f"{one.name}: {len(one.y)} points, {min(one.y):.4g} to {max(one.y):.4g}"
+        return
+    yield f"{one.name}: " + ", ".join(f"{y:.4g} at {x:g}" for x, y in zip(one.x, one.y, strict=True))
+    for band, known in _known(one):
+        ends = ", ".join(f"{each.low:.4g} to {each.high:.4g} at {x:g}" for x, each in known)
+        yield f"{one.name}, {band.lstrip('_')}: {ends}"
 
 
-_TOKENS, _SPEEDUP, _OVERHEAD = "#0b4f8a", "#0b7285", "#d9480f"
-_BANDS = {"prediction": 0.17, "sampling": 0.33}  # opacity of each interval
+_AUTOREGRESSIVE = "autoregressive decoding"
 
 
 def render_curve(curve: Curve, title: str = "") -> str:
     """The picture as text, with `title` as its heading."""
-    description = "; ".join(_point_figures(point) for point in curve.points)
-    default = "Tokens per step by size of the tree"
-    return render_figure(lambda heading: curve_figure(curve, heading), title, description, LINES, default)
+    return render_chart(curve_panels(curve), title, "Tokens per step by size of the tree")
 
 
-def curve_figure(curve: Curve, heading: str) -> Figure:
-    """One panel, or two where the points have a speedup. Artists carry the names of their figures as `gid`."""
-    timed = [point for point in curve.points if point.speedup is not None and point.overhead is not None]
-    figure, axes = panels(2 if timed else 1, heading, sharex=True)
-    _draw_tokens(axes[0], curve.points)
-    if timed:
-        _draw_speedup(axes[1], timed, curve.best)
-    set_log2(axes[-1], [point.nodes for point in curve.points], NODES, curve.best)
-    return figure
+def curve_panels(curve: Curve) -> list[Panel]:
+    """Tokens per step, and speedup and overhead where they are known."""
+    points, sizes = curve.points, [point.nodes for point in curve.points]
+    bands = {
+        f"{kind} interval, {LEVEL:.0%}": [getattr(point, kind) for point in points]
+        for kind in ("prediction", "sampling")
+    }
+    tokens = Series("cross-validated", sizes, [point.tokens_per_step for point in points], bands)
+    best = [] if curve.best is None else [curve.best]
+    timed = [point for point in points if point.speedup is not None and point.overhead is not None]
+    panels = [Panel(NODES, "tokens per step", [tokens], log2=True, best=best)]
+    return panels + _costs({curve.method: timed}, best) if timed else panels
 
 
-def _draw_tokens(axes: Axes, points: Sequence[CurvePoint]) -> None:
-    """Tokens per step, on the bands of their intervals."""
-    sizes = [point.nodes for point in points]
-    label = "tokens per step, cross-validated"
-    axes.plot(sizes, [point.tokens_per_step for point in points], "o-", color=_TOKENS, label=label, gid="tokens")
-    for kind, opacity in _BANDS.items():
-        known: list[tuple[float, Interval]] = [
-            (point.nodes, interval) for point in points if (interval := getattr(point, kind)) is not None
+def _costs(
+    points: Mapping[str, Sequence[CurvePoint | PlanPoint]], best: Sequence[float], *, log: bool = False
+) -> list[Panel]:
+    """Panels of speedup and overhead, with a line for each name."""
+
+    def lines(figure: str) -> list[Series]:
+        return [
+            Series(name, [point.nodes for point in of], [getattr(point, figure) for point in of])
+            for name, of in points.items()
         ]
-        name = f"{kind} interval, {LEVEL:.0%}"
-        draw_band(axes, known, opacity=opacity, color=_TOKENS, label=name, gid=kind)
-    axes.set_ylabel("tokens per step")
-    add_legend(axes, axes)
 
-
-def _draw_speedup(axes: Axes, points: Sequence[CurvePoint], best: int | None) -> None:
-    """Speedup on the left axis, overhead on the right one, and a line at the best size."""
-    sizes = [point.nodes for point in points]
-    right = axes.twinx()
-    right.grid(visible=False)
-    axes.axhline(1.0, color="#9aa7b2", linestyle=":", linewidth=1.0)
-    speedups, overheads = ([getattr(point, name) for point in points] for name in ("speedup", "overhead"))
-    axes.plot(sizes, speedups, "o-", color=_SPEEDUP, label="speedup (left)", gid="speedup")
-    [line] = right.plot(sizes, overheads, "o--", color=_OVERHEAD, label="overhead (right)", gid="overhead")
-    line.set_markerfacecolor("white")
-    for point in points:
-        if point.nodes == best:
-            name = f"best: {_nodes(point)}, {point.speedup:.2f} times"
-            axes.axvline(point.nodes, color="#33414d", linestyle="--", linewidth=1.0, label=name, gid="best")
-    axes.set_ylabel("speedup over autoregressive")
-    right.set_ylabel("overhead: one node = 1", color=_OVERHEAD)
-    add_legend(axes, axes, right)
-
-
-def _point_figures(point: CurvePoint) -> str:
-    """The figures of a point in words."""
-    text = (
-        f"{_nodes(point)}: {point.tokens_per_step:.3f} tokens per step, "
-        f"sampling {_between(point.sampling)}, prediction {_between(point.prediction)}"
-    )
-    return text if point.speedup is None else f"{text}, overhead {point.overhead:.3f}, speedup {point.speedup:.3f}"
-
-
-def _between(interval: Interval | None) -> str:
-    return "unknown" if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
-
-
-def _nodes(point: CurvePoint) -> str:
-    return f"{point.nodes} node{'s' if point.nodes != 1 else ''}"
+    sizes = [point.nodes for of in points.values() for point in of]
+    level = Series(_AUTOREGRESSIVE, [min(sizes), max(sizes)], [1.0, 1.0], dashed=True)
+    return [
+        Panel(NODES, "speedup over autoregressive", [*lines("speedup"), level], log2=True, best=best),
+        Panel(NODES, "overhead: one node = 1", lines("overhead"), log2=True, best=best, log=log),
+    ]
 
 
 _SETTINGS = {"axes.spines.top": False, "axes.spines.right": False}
@@ -317,10 +289,7 @@ def render_bars(bars: Sequence[Bar], title: str) -> str:
 
 def bars_figure(bars: Sequence[Bar], heading: str) -> Figure:
     """One horizontal bar a method, its figures beside it; the dotted line is autoregressive decoding."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH, _MARGIN + _BAR_HEIGHT * len(bars)), layout="constrained")
-    figure.suptitle(shortened(heading, TITLE_LENGTH), x=0.01, ha="left", weight="bold").set_parse_math(False)
+    figure = titled_figure(_MARGIN + _BAR_HEIGHT * len(bars), heading)
     axes = figure.subplots()
     lengths = [bar.speedup or 0.0 for bar in bars]
     places = list(range(len(bars)))
@@ -346,46 +315,24 @@ def _bar_figures(bar: Bar) -> str:
     return f"{speed} ({bar.tokens_per_step:.2f} tokens/step)" + ("" if bar.lossless else ", not lossless")
 
 
-_MOST_LINES = 10  # with a colour of their own; matplotlib's cycle has as many
-_COLUMNS = 4  # of the legend
-
-
 def render_plan(plan: SpeedPlan, title: str) -> str:
     """The picture as text, with `title` as its heading."""
-    described = "; ".join(
-        f"{line}, {point.nodes} nodes: overhead {point.overhead:.3f}, speedup {point.speedup:.3f}"
-        for line, points in lines(plan).items()
-        for point in points
-    )
-    return render_figure(lambda heading: plan_figure(plan, heading), title, described, LINES)
+    return render_chart(plan_panels(plan), title)
 
 
-def plan_figure(plan: SpeedPlan, heading: str) -> Figure:
-    """Two panels. Lines carry `speedup ` or `overhead ` and their label as `gid`."""
-    figure, (upper, lower) = panels(2, heading, sharex=True)
-    upper.axhline(1.0, color="#9aa7b2", linestyle=":", linewidth=1.0)
-    for i, (label, points) in enumerate(lines(plan).items()):
-        sizes, style = [point.nodes for point in points], "o-" if i < _MOST_LINES else "s--"
-        upper.plot(sizes, [point.speedup for point in points], style, label=label, gid=f"speedup {label}")
-        lower.plot(sizes, [point.overhead for point in points], style, label=label, gid=f"overhead {label}")
-    upper.set_ylabel("speedup over autoregressive")
-    lower.set_ylabel("overhead: one node = 1")
-    lower.set_yscale("log")
-    handles, labels = upper.get_legend_handles_labels()
-    figure.legend(handles, list(map(short_label, labels)), loc="outside lower left", ncols=_COLUMNS)
-    set_log2(lower, [point.nodes for point in plan.points], NODES, plan.best[0].nodes)
-    return figure
+def plan_panels(plan: SpeedPlan) -> list[Panel]:
+    """Speedup and overhead, with a line for each batch, context and drafter."""
+    return _costs(_lines(plan), [plan.best[0].nodes], log=True)
 
 
-def lines(plan: SpeedPlan) -> dict[str, list[PlanPoint]]:
+def _lines(plan: SpeedPlan) -> dict[str, list[PlanPoint]]:
     """The points of each line by its label; what all lines share is not in the label."""
     several = {
         name: len({getattr(point, name) for point in plan.points}) > 1 for name in ("batch", "context", "drafter")
     }
     found: dict[str, list[PlanPoint]] = defaultdict(list)
     for point in plan.points:
-        parts = [f"batch {point.batch}"] if several["batch"] or not (several["context"] or several["drafter"]) else []
-        parts += [f"context {point.context}"] if several["context"] else []
-        parts += [point.drafter] if several["drafter"] else []
-        found[", ".join(parts)].append(point)
+        parts = {"batch": f"batch {point.batch}", "context": f"context {point.context}", "drafter": point.drafter}
+        label = ", ".join(part for name, part in parts.items() if several[name])
+        found[label or parts["batch"]].append(point)
     return dict(found)

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
-from xml.etree.ElementTree import Element
 
 from treeopt.optimize.intervals import Interval
 from treeopt.view.charts import Panel, Series, bar_of, render_bars, render_chart
@@ -64,7 +63,7 @@ def curve_svg(calibrations: Sequence[Mapping[str, Any]]) -> Markup | None:
     if timed:
         panels.append(Panel("nodes (root counted)", "speedup", list(_lines(timed, "speedup")), True, best))
     label = "Tokens per step by the number of nodes" + (", and speedup below" if timed else "")
-    return _markup(inline_svg(render_chart(panels, ""), "curve-", label))
+    return _markup(inline_svg(render_chart(panels, ""), label))
 
 
 def curve_name(calibration: Mapping[str, Any], curve: Mapping[str, Any]) -> str:
@@ -77,8 +76,11 @@ def _lines(curves: Sequence[tuple[str, Mapping[str, Any]]], figure: str) -> Iter
     for name, curve in curves:
         points = [point for point in curve["points"] if point[figure] is not None]
         sizes, values = [point["nodes"] for point in points], [point[figure] for point in points]
-        bands = [point["prediction"] for point in points] if figure == "tokens_per_step" and len(curves) == 1 else []
-        yield Series(name, sizes, values, [None if band is None else Interval(*band) for band in bands])
+        bands = {}
+        if figure == "tokens_per_step" and len(curves) == 1:
+            ends = [point["prediction"] for point in points]
+            bands["_interval"] = [None if one is None else Interval(*one) for one in ends]
+        yield Series(name, sizes, values, bands)
 
 
 def interval_rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -134,7 +136,7 @@ def bars_svg(comparison: Mapping[str, Any]) -> Markup | None:
     """Bars of the methods of a comparison that ran."""
     bars = [bar_of(row) for row in comparison["rows"] if row["mean_acceptance_length"] is not None]
     label = "Speedup of each method over autoregressive decoding"
-    return _markup(inline_svg(render_bars(bars, ""), "bars-", label)) if bars else None
+    return _markup(inline_svg(render_bars(bars, ""), label)) if bars else None
 
 
 def decoded_tokens(decoding: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
@@ -237,21 +239,24 @@ COLORS = {
     "#000000": "text",
     "#ffffff": "page",
 }
-_FONT = re.compile(r"(?:(?P<weight>\d+|bold)\s+)?(?P<size>[\d.]+px)\s")
 _REFERENCE = re.compile(r"""(?:url\(#|href="#)([^)"]+)""")
-_URL = re.compile(r"url\(#")
 _DROPPED = {"metadata", "style", "title", "desc"}
+_OF_PAGE = {"font", "font-family"}  # which the style sheet of the page chooses
 
 
-def inline_svg(picture: str, prefix: str, label: str) -> str:
-    """A picture as an element of an HTML page, with `prefix` before its ids and `label` as its text alternative."""
+def inline_svg(picture: str, label: str) -> str:
+    """A picture as an element of an HTML page without `style` attributes, with `label` as its text alternative."""
     root = ElementTree.fromstring(picture)
     used = set(_REFERENCE.findall(picture))
     for element in root.iter():
         element.tag = _local(element.tag)
         for child in [child for child in element if _local(child.tag) in _DROPPED]:
             element.remove(child)
-        element.attrib = dict(_attributes(element, prefix, used))
+        given = {_local(name): value for name, value in element.attrib.items()}
+        if given.get("id") not in used:  # names of series, which others repeat
+            given.pop("id", None)
+        given |= _declarations(given.pop("style", ""))
+        element.attrib = {name: _themed(value) for name, value in given.items() if name not in _OF_PAGE}
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
     root.attrib |= {"class": "chart", "role": "img", "aria-label": label}
@@ -263,37 +268,13 @@ def _local(name: str) -> str:
     return name.rpartition("}")[2]
 
 
-def _attributes(element: Element, prefix: str, used: set[str]) -> Iterator[tuple[str, str]]:
-    """The attributes of an element, those of its style attribute included."""
-    for given, value in element.attrib.items():
-        name = _local(given)
-        if name == "style":
-            yield from _declarations(value, prefix)
-        elif name == "id":  # others repeat names of series
-            if value in used:
-                yield name, prefix + value
-        elif name == "href":
-            yield name, value.replace("#", f"#{prefix}", 1)
-        else:
-            yield name, _value(value, prefix)
-    if element.tag == "text" and "fill" not in element.get("style", ""):
-        yield "fill", "var(--text, #000)"
+def _declarations(style: str) -> dict[str, str]:
+    """The declarations of a style attribute."""
+    pairs = (one.partition(":") for one in style.split(";") if one.strip())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _declarations(style: str, prefix: str) -> Iterator[tuple[str, str]]:
-    for declaration in filter(str.strip, style.split(";")):
-        name, _, value = (part.strip() for part in declaration.partition(":"))
-        if name == "font-family":  # the page chooses it
-            continue
-        if name != "font":
-            yield name, _value(value, prefix)
-        elif found := _FONT.match(value):  # the shorthand is no attribute
-            yield "font-size", found["size"]
-            if found["weight"]:
-                yield "font-weight", found["weight"]
-
-
-def _value(value: str, prefix: str) -> str:
-    """A value with its ids prefixed, and a color as the page's variable."""
+def _themed(value: str) -> str:
+    """A color as the page's variable; other values as they are."""
     color = COLORS.get(value.lower())
-    return _URL.sub(f"url(#{prefix}", value) if color is None else f"var(--{color}, {value})"
+    return value if color is None else f"var(--{color}, {value})"
