@@ -182,7 +182,7 @@ def test_train_interrupted_and_resumed(chat: str, monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer_module._Watch, "on_step_end", interrupted)
+        patch.setattr(trainer_module.Watch, "on_step_end", interrupted)
         result = treeopt(*arguments, "-o", "heads", status=1)
     assert "with --resume" in result.stderr
     assert error_number(treeopt(*arguments, "-o", "heads", status=3)) == "E202"

@@ -285,13 +285,6 @@ def test_load_base_half_that_overflows(folder: Path) -> None:
     assert "--dtype float32" in caught.value.fix
 
 
-@pytest.mark.parametrize(("pad", "eos", "filler"), [(None, 5, 5), (-1, 5, 5), (10**9, [VOCAB, 7], 7), (-1, None, 0)])
-def test_pad_id_is_a_token(folder: Path, pad: int | None, eos: Any, filler: int) -> None:
-    """Filler is embedded, so it is a token that the model has, whatever the configs say."""
-    (folder / "generation_config.json").write_text(json.dumps({"pad_token_id": pad, "eos_token_id": eos}))
-    assert load_base(str(folder), device="cpu").pad_id == filler
-
-
 def test_load_base_names_of_any_kind(tmp_path: Path) -> None:
     """A name that is too long for a path, a loop of links, and an unknown home folder are errors of ours."""
     (tmp_path / "loop").symlink_to(tmp_path / "loop")

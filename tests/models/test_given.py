@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from looped import looped
 from tiny import chat_base, random_heads, tiny_base
 from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.bundled import pocket
-from treeopt.models.base import Base, load_base
+from treeopt.models.base import load_base
 from treeopt.models.given import as_base, as_heads
 from treeopt.models.head_files import load_heads, save_heads
 
@@ -76,7 +77,7 @@ def _headless() -> object:
     return tiny_base("llama").model.model.eval()
 
 
-@pytest.mark.parametrize(
+@looped(
     ("make", "word"),
     [(_training, "is in training mode"), (_encoder, "is not a causal"), (_headless, "is not a causal")],
 )
@@ -88,7 +89,7 @@ def test_unfit_models_are_refused(make: Callable[[], object], word: str) -> None
     assert caught.value.fix
 
 
-@pytest.mark.parametrize("given", [None, 5, b"pocket", ["pocket"], torch.nn.Linear(2, 2), {"model": "pocket"}])
+@looped("given", [None, 5, b"pocket", ["pocket"], torch.nn.Linear(2, 2), {"model": "pocket"}])
 def test_other_types_are_refused(given: object) -> None:
     """What is neither model nor heads is a TypeError that says what is accepted and what came."""
     kind = f"not an object of type {type(given).__name__}"
@@ -112,8 +113,3 @@ def test_missing_folders_keep_their_errors() -> None:
         with pytest.raises(TreeoptError) as caught:
             call()
         assert caught.value.code is Code.FILE_MISSING
-
-
-def test_name_of_a_base_stays() -> None:
-    """A `Base` passes through with its name."""
-    assert as_base(Base(tiny_base("llama").model, None, "mine")).name == "mine"

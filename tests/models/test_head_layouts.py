@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from looped import looped
 from tiny import HIDDEN as BASE_HIDDEN
 from tiny import VOCAB as BASE_VOCAB
 from tiny import tiny_base
@@ -83,8 +84,8 @@ def refusal(path: Path) -> TreeoptError:
     return caught.value
 
 
-@pytest.mark.parametrize("blocks", [1, 2])
-@pytest.mark.parametrize("layout", NAMES)
+@looped("blocks", [1, 2])
+@looped("layout", NAMES)
 def test_layout_is_read_exactly(tmp_path: Path, layout: str, blocks: int) -> None:
     """Each tensor gets to its head and block, as a folder and as the file itself."""
     state = made(layout, blocks=blocks)
@@ -100,7 +101,7 @@ def test_layout_is_read_exactly(tmp_path: Path, layout: str, blocks: int) -> Non
             assert torch.equal(heads.lm_head[h], state[LM_HEADS[layout](h, blocks)])
 
 
-@pytest.mark.parametrize(
+@looped(
     ("layout", "own", "title"),
     [
         ("medusa", True, "Medusa v1, with LM heads"),
@@ -116,7 +117,7 @@ def test_layout_is_named(tmp_path: Path, layout: str, own: bool, title: str) -> 
     assert load_heads(write(tmp_path, made(layout, own=own), None, FILES[layout])).layout == title
 
 
-@pytest.mark.parametrize("layout", ["medusa", "full", "modelopt", "vllm", "nxdi"])
+@looped("layout", ["medusa", "full", "modelopt", "vllm", "nxdi"])
 def test_missing_bias_of_one_block_is_named(tmp_path: Path, layout: str) -> None:
     """A tensor that one head lacks is refused with its name in the layout of the file."""
     state = made(layout)
@@ -127,7 +128,7 @@ def test_missing_bias_of_one_block_is_named(tmp_path: Path, layout: str) -> None
     assert f"lacks {lost}" in error.what
 
 
-@pytest.mark.parametrize(
+@looped(
     "config",
     [{"medusa_num_heads": 2}, {"num_heads": 2}, {"medusa": {"num_medusa_heads": 2, "num_medusa_layers": 1}}],
 )
@@ -141,8 +142,8 @@ def test_number_of_heads_in_any_config_is_compared(tmp_path: Path, config: dict[
 BACKBONE = {"model.embed_tokens.weight": torch.zeros(VOCAB, HIDDEN), "lm_head.weight": torch.zeros(VOCAB, HIDDEN)}
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
-@pytest.mark.parametrize("layout", ["full", "modelopt"])
+@looped("suffix", ["safetensors", "bin"])
+@looped("layout", ["full", "modelopt"])
 def test_shards_of_heads_are_found_beside_the_base(tmp_path: Path, layout: str, suffix: str) -> None:
     """The index is followed to the shards with heads; shards without are not opened; the base is the folder."""
     stem = "model" if suffix == "safetensors" else "pytorch_model"
@@ -204,14 +205,14 @@ def test_vllm_without_biases(tmp_path: Path) -> None:
     assert not heads.bias.any()
 
 
-@pytest.mark.parametrize(("config", "said"), [({}, True), ({"medusa_fc_bias": True}, False)])
+@looped(("config", "said"), [({}, True), ({"medusa_fc_bias": True}, False)])
 def test_vllm_biases_that_it_drops_are_noted(tmp_path: Path, config: dict[str, Any], said: bool) -> None:
     """vLLM skips biases unless its config asks for them, and a user is warned of that."""
     notes = load_heads(write(tmp_path, made("vllm"), config)).notes
     assert any("drops the biases" in note for note in notes) == said
 
 
-@pytest.mark.parametrize("name", ["lm_head.weight", "lm_heads.0.weight"])
+@looped("name", ["lm_head.weight", "lm_heads.0.weight"])
 def test_vllm_with_one_lm_head(tmp_path: Path, name: str) -> None:
     """One LM head in the checkpoint, under either name, is that of every head."""
     one = torch.randn(VOCAB, HIDDEN)
@@ -221,7 +222,7 @@ def test_vllm_with_one_lm_head(tmp_path: Path, name: str) -> None:
     assert all(torch.equal(heads.lm_head[h], one) for h in range(HEADS))
 
 
-@pytest.mark.parametrize(("config", "said"), [({}, False), ({"original_lm_head": True}, True)])
+@looped(("config", "said"), [({}, False), ({"original_lm_head": True}, True)])
 def test_vllm_lm_heads_that_it_drops_are_noted(tmp_path: Path, config: dict[str, Any], said: bool) -> None:
     """With `original_lm_head` vLLM has one LM head for all heads, whatever the checkpoint holds."""
     loaded = load_heads(write(tmp_path, made("vllm"), config))
@@ -239,8 +240,8 @@ def test_vllm_with_the_first_lm_head_alone_is_incomplete(tmp_path: Path) -> None
 MAP = torch.tensor([6, 0, 3])
 
 
-@pytest.mark.parametrize("prefix", ["", "medusa_heads."])
-@pytest.mark.parametrize("rows", [len(MAP), VOCAB])
+@looped("prefix", ["", "medusa_heads."])
+@looped("rows", [len(MAP), VOCAB])
 def test_vllm_token_map(tmp_path: Path, rows: int, prefix: str) -> None:
     """Row i of an LM head is of token map[i]; a checkpoint with the rows of all tokens gives those of the map."""
     layout = "vllm with a prefix" if prefix else "vllm"
@@ -262,7 +263,7 @@ def test_vllm_token_map(tmp_path: Path, rows: int, prefix: str) -> None:
     assert (found[:, :, others] == -10_000).all()
 
 
-@pytest.mark.parametrize("config", [{"vocab_size": VOCAB}, {"vocab_size": VOCAB, "truncated_vocab_size": VOCAB}])
+@looped("config", [{"vocab_size": VOCAB}, {"vocab_size": VOCAB, "truncated_vocab_size": VOCAB}])
 def test_vllm_token_map_that_is_not_used(tmp_path: Path, config: dict[str, Any]) -> None:
     """Where the vocabulary is not truncated vLLM does not use the map, and neither do we."""
     loaded = load_heads(write(tmp_path, {**made("vllm"), "token_map": MAP}, config))
@@ -270,7 +271,7 @@ def test_vllm_token_map_that_is_not_used(tmp_path: Path, config: dict[str, Any])
     assert any("token_map is not used" in note for note in loaded.notes)
 
 
-@pytest.mark.parametrize(
+@looped(
     "token_map",
     [
         torch.tensor([6, 0, 7]),  # beyond the vocabulary
@@ -293,7 +294,7 @@ def test_invalid_token_maps_are_refused(tmp_path: Path, token_map: Tensor) -> No
     assert "token_map" in error.what
 
 
-@pytest.mark.parametrize("vocab_size", [None, "7", True, 7.5])
+@looped("vocab_size", [None, "7", True, 7.5])
 def test_token_map_without_a_vocabulary_size(tmp_path: Path, vocab_size: object) -> None:
     """The map needs the size of the whole vocabulary."""
     config = {"vocab_size": vocab_size, "truncated_vocab_size": 3}
@@ -314,7 +315,7 @@ def eight_bits(scale: Tensor) -> tuple[State, State]:
     return stored, exact
 
 
-@pytest.mark.parametrize("scale", [torch.tensor(0.5), torch.tensor([0.5, 2.0, 0.25, 3.0])])
+@looped("scale", [torch.tensor(0.5), torch.tensor([0.5, 2.0, 0.25, 3.0])])
 def test_modelopt_in_8_bits(tmp_path: Path, scale: Tensor) -> None:
     """FP8 weights are multiplied by their scale, for all rows or for each; scales of inputs have no use here."""
     stored, exact = eight_bits(scale)
@@ -324,7 +325,7 @@ def test_modelopt_in_8_bits(tmp_path: Path, scale: Tensor) -> None:
     assert any("FP8" in note for note in loaded.notes)
 
 
-@pytest.mark.parametrize("fault", ["no scale", "scale of another weight", "two scales", "scale of a wrong shape"])
+@looped("fault", ["no scale", "scale of another weight", "two scales", "scale of a wrong shape"])
 def test_other_quantisation_is_refused(tmp_path: Path, fault: str) -> None:
     """Weights that cannot be multiplied out are refused, never read as if they were plain."""
     stored, _ = eight_bits(torch.tensor(0.5))
@@ -340,7 +341,7 @@ def test_other_quantisation_is_refused(tmp_path: Path, fault: str) -> None:
     assert refusal(write(tmp_path, stored, {})).code is Code.HEADS_INVALID
 
 
-@pytest.mark.parametrize(
+@looped(
     ("keys", "said"),
     [
         (["medusa_heads.0.medusa_layers.0.linear.weight", "medusa_heads.0.lm_head.weight"], "TensorRT-LLM"),

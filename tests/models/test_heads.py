@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from tiny import random_heads, tiny_base
+from looped import looped
 from torch import Tensor, nn
 
 from treeopt.models.heads import MedusaHeads
@@ -30,9 +29,9 @@ def one_head(heads: MedusaHeads, h: int, state: Tensor, lm_head: Tensor) -> Tens
     return lm_head @ x
 
 
-@pytest.mark.parametrize("blocks", [0, 1, 2])
-@pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("first", [None, 1, 2])
+@looped("blocks", [0, 1, 2])
+@looped("own", [True, False])
+@looped("first", [None, 1, 2])
 def test_forward_naive_loop(blocks: int, own: bool, first: int | None) -> None:
     """Every head's logits are those of its own blocks and LM head, or the base's, applied to each state alone."""
     heads, hidden = made(blocks, own=own), torch.randn(STATES, HIDDEN, generator=torch.Generator().manual_seed(9))
@@ -55,26 +54,9 @@ def test_forward_shared_head_with_bias() -> None:
         torch.testing.assert_close(heads(hidden, biased), without + biased.bias)
 
 
-def test_sizes_read_off_tensors() -> None:
-    """The numbers of heads, hidden units and tokens are those of the tensors."""
-    own, shared = made(0, own=True), made(2, own=False)
-    assert (own.num_heads, own.hidden_size, own.vocab_size) == (3, 8, 11)
-    assert (shared.num_heads, shared.hidden_size, shared.vocab_size) == (3, 8, None)
-
-
 def test_constructor_zero_heads() -> None:
     """Fresh heads have zero blocks and LM heads, so their blocks change nothing and all logits are 0."""
     heads = MedusaHeads(HEADS, 2, HIDDEN, VOCAB)
     hidden = torch.randn(STATES, HIDDEN)
     assert torch.equal(heads.features(hidden), hidden.expand(HEADS, STATES, HIDDEN))
     assert torch.equal(heads(hidden), torch.zeros(HEADS, STATES, VOCAB))
-
-
-def test_random_heads_fit_base() -> None:
-    """The tests' own maker gives heads of the base's sizes, equal for equal seeds."""
-    base = tiny_base("llama")
-    heads, again = random_heads(base, 4, seed=3), random_heads(base, 4, seed=3)
-    assert (heads.num_heads, heads.hidden_size, heads.vocab_size) == (4, base.hidden_size, base.vocab_size)
-    assert heads.lm_head is not None
-    assert again.lm_head is not None
-    assert torch.equal(heads.lm_head, again.lm_head)

@@ -12,12 +12,13 @@ from typing import Any
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models import hub
 
 
-@pytest.mark.parametrize("reachable", [True, False])
+@looped("reachable", [True, False])
 def test_repository_is_downloaded_only_where_the_hub_answers(reachable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads need their weights and config, a base its small files; without the hub the cache alone is searched."""
     calls: list[tuple[str, dict[str, Any]]] = []
@@ -38,7 +39,7 @@ def test_repository_is_downloaded_only_where_the_hub_answers(reachable: bool, mo
     assert base == ("owner/base", {**small, "local_files_only": not reachable})
 
 
-@pytest.mark.parametrize(("reachable", "why"), [(True, "no such repository"), (False, "offline mode is on")])
+@looped(("reachable", "why"), [(True, "no such repository"), (False, "offline mode is on")])
 def test_repository_that_is_not_found_is_one_error(reachable: bool, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the client raises is E301, with the option; an answer of the hub is its reason."""
 
@@ -78,7 +79,7 @@ def hanging_hub(*, answers_probe: bool) -> Iterator[str]:
             one.close()
 
 
-@pytest.mark.parametrize("answers_probe", [False, True])
+@looped("answers_probe", [False, True])
 def test_hub_that_hangs(answers_probe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub that accepts and never answers, from the first request on or later, is one E301 after the timeout."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
+from looped import looped
 from torch import Tensor
 
 from treeopt.models.logits import rank_of, top_ids
@@ -31,8 +31,8 @@ def test_rank_of_hand_written() -> None:
     assert ranks == [2, 0, 3, 1, 4]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("seed", range(3))
+@looped("dtype", DTYPES)
+@looped("seed", range(3))
 def test_rank_of_brute_force(dtype: torch.dtype, seed: int) -> None:
     """The rank is the token's place in a full sort by (logit down, id up)."""
     logits = tied_logits(seed, dtype)
@@ -41,7 +41,7 @@ def test_rank_of_brute_force(dtype: torch.dtype, seed: int) -> None:
         assert ranks.tolist() == [order_of(row).index(token) for row in logits]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@looped("dtype", DTYPES)
 def test_rank_of_continuous_logits(dtype: torch.dtype) -> None:
     """Normal logits, where ties are rare or come from rounding to the dtype, follow the same rule."""
     generator = torch.Generator().manual_seed(1)
@@ -52,21 +52,12 @@ def test_rank_of_continuous_logits(dtype: torch.dtype) -> None:
     assert ranks.dtype == torch.int32
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("count", [1, 2, 10, 37])
+@looped("dtype", DTYPES)
+@looped("count", [1, 2, 10, 37])
 def test_top_ids_brute_force(dtype: torch.dtype, count: int) -> None:
     """The first so many tokens of the full sort come out, in its order."""
     logits = tied_logits(4, dtype)
     assert top_ids(logits, count).tolist() == [order_of(row)[:count] for row in logits]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_top_ids_ranked_back(dtype: torch.dtype) -> None:
-    """The rank of the token in column r is r: drafting and calibrating agree."""
-    logits = tied_logits(5, dtype)
-    listed = top_ids(logits, 37)
-    for rank in range(37):
-        assert rank_of(logits, listed[:, rank]).tolist() == [rank] * len(logits)
 
 
 def test_top_ids_extreme_values() -> None:

@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 from head_states import HIDDEN, make_state
+from looped import looped
 from tiny import random_heads, tiny_base
 
 from treeopt.errors import Code, TreeoptError
@@ -26,8 +27,8 @@ def same(one: MedusaHeads, other: MedusaHeads) -> bool:
     return all(torch.equal(t, states[1][key]) and t.dtype == states[1][key].dtype for key, t in states[0].items())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("blocks", "shared_head"), [(0, False), (1, False), (2, False), (1, True), (2, True)])
+@looped("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@looped(("blocks", "shared_head"), [(0, False), (1, False), (2, False), (1, True), (2, True)])
 def test_save_heads_round_trip(tmp_path: Path, blocks: int, shared_head: bool, dtype: torch.dtype) -> None:
     """What is saved is loaded again: every tensor in its dtype, numbers of heads and blocks, the base's name."""
     heads = random_heads(tiny_base("llama"), 3, blocks=blocks, shared=shared_head).to(dtype)
@@ -53,7 +54,7 @@ def test_save_heads_bytes_are_the_same(tmp_path: Path, shared: Path) -> None:
     assert all(torch.equal(original[key], again[key]) for key in original)
 
 
-@pytest.mark.parametrize("current", [".", "elsewhere"])
+@looped("current", [".", "elsewhere"])
 def test_save_heads_base_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, current: str) -> None:
     """A base in a folder is named relative to the heads, so both can move together, whatever folder is current."""
     (tmp_path / "models" / "base").mkdir(parents=True)
@@ -112,14 +113,6 @@ def test_save_heads_where_a_file_is(tmp_path: Path) -> None:
         assert caught.value.code is Code.FILE_UNWRITABLE
 
 
-def test_check_heads_writable_names_the_file(tmp_path: Path) -> None:
-    """The file that will be written is named; saving makes its folder with all above it."""
-    file = tmp_path / "a" / "b" / "medusa_lm_head.safetensors"
-    assert check_heads_writable(tmp_path / "a" / "b", overwrite=False) == file
-    assert save_heads(from_state(make_state(), "made"), tmp_path / "a" / "b", base="owner/base") == file
-    assert file.is_file()
-
-
 BASE_FILES = {
     "config.json": '{"model_type": "llama"}',
     "tokenizer.json": "{}",
@@ -132,9 +125,7 @@ BASE_FILES = {
 }
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", "not JSON", '{"model_type": "llama"}', '{"base_model_name_or_path": "x"}']
-)
+@looped("content", ["", "[]", "not JSON", '{"model_type": "llama"}', '{"base_model_name_or_path": "x"}'])
 def test_another_config_is_never_replaced(tmp_path: Path, content: str) -> None:
     """A config.json that is not of heads stays, with and without overwriting."""
     (tmp_path / "config.json").write_text(content)
@@ -145,7 +136,7 @@ def test_another_config_is_never_replaced(tmp_path: Path, content: str) -> None:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"config.json": content}
 
 
-@pytest.mark.parametrize("name", BASE_FILES)
+@looped("name", BASE_FILES)
 def test_heads_never_go_into_the_folder_of_a_base(tmp_path: Path, name: str) -> None:
     """Weights, a tokenizer or a config of a base model keep heads out, even where heads are beside them."""
     save_heads(from_state(make_state(), "made"), tmp_path, base="owner/base")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT_FOLDER
+from looped import looped
 from tiny import FAMILIES, TREE_FAMILIES
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
@@ -124,7 +125,7 @@ def tree_mask(nodes: int, cached: int) -> torch.Tensor:
     return torch.where(mask, 0.0, lowest).expand(BATCH, 1, -1, -1).contiguous()
 
 
-@pytest.mark.parametrize("name", TRIED)
+@looped("name", TRIED)
 def test_flops_and_parameters_are_those_of_the_model(name: str, tmp_path: Path) -> None:
     """Prefill, one token and a tree after the cache take the counted FLOPs; parameters are exact."""
     model = tiny(name)
@@ -140,13 +141,13 @@ def test_flops_and_parameters_are_those_of_the_model(name: str, tmp_path: Path) 
         assert flops(shape, nodes, CACHED) == pytest.approx(step, rel=0.02)
 
 
-@pytest.mark.parametrize(("name", "parameters"), FIXED_PARAMETERS.items())
+@looped(("name", "parameters"), FIXED_PARAMETERS.items())
 def test_named_shapes_have_the_parameters_of_their_checkpoints(name: str, parameters: int) -> None:
     """Embeddings, norms and biases included."""
     assert named_shape(name).parameters == parameters
 
 
-@pytest.mark.parametrize(
+@looped(
     ("name", "config"),
     [
         ("llama-7b", {"model_type": "llama"}),  # the defaults of transformers are Llama-7B
@@ -200,7 +201,7 @@ def test_every_named_shape_can_be_made() -> None:
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", shape.source)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("config", "why"),
     [
         ({"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2}, "past_key_values"),
@@ -256,7 +257,7 @@ def test_hidden_arithmetic_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "FLOPs are +" in caught.value.why
 
 
-@pytest.mark.parametrize("product", ["scores", "expansion"])
+@looped("product", ["scores", "expansion"])
 def test_hidden_arithmetic_of_attention_is_found(product: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Attention that computes its scores twice, or multiplies all cached keys by a matrix, has no shape."""
     from transformers.models.llama import modeling_llama
@@ -278,7 +279,7 @@ def test_hidden_arithmetic_of_attention_is_found(product: str, monkeypatch: pyte
     assert "FLOPs are +" in caught.value.why
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"model_type": 3}', "\xff"])
+@looped("text", ["", "[]", "{", '{"a": 1}', '{"model_type": 3}', "\xff"])
 def test_file_that_is_no_config_is_refused(text: str, tmp_path: Path) -> None:
     """E203 with the file, and E201 where there is none."""
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
@@ -291,7 +292,7 @@ def test_file_that_is_no_config_is_refused(text: str, tmp_path: Path) -> None:
     assert caught.value.code is Code.FILE_MISSING
 
 
-@pytest.mark.parametrize(("name", "near"), [("lama-7b", "llama-7b"), ("mixtral", "mixtral-8x7b"), ("qwen3", "qwen3-")])
+@looped(("name", "near"), [("lama-7b", "llama-7b"), ("mixtral", "mixtral-8x7b"), ("qwen3", "qwen3-")])
 def test_unknown_name_lists_similar_ones(name: str, near: str) -> None:
     """E240 with the names that it may mean."""
     with pytest.raises(TreeoptError) as caught:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from looped import looped
 from tiny import CHAT, VOCAB, chat_base, tiny_base
 
 from treeopt.errors import Code, TreeoptError
@@ -100,7 +101,7 @@ def test_conversation_without_a_template(tmp_path: Path) -> None:
     assert refusal(base, tmp_path, [{"messages": TALK}], chat_template=False).code is Code.PROMPTS_INVALID
 
 
-@pytest.mark.parametrize("field", ["instruction", "prompt"])
+@looped("field", ["instruction", "prompt"])
 def test_request_and_answer(tmp_path: Path, field: str) -> None:
     """A request goes through the template, and its answer ends with the end token."""
     base = chat_base()
@@ -189,7 +190,7 @@ def test_given_ids_need_no_tokenizer(tmp_path: Path) -> None:
     assert refusal(base, tmp_path, [{"text": "w1 w2 w3"}]).code is Code.MODEL_INVALID
 
 
-@pytest.mark.parametrize(
+@looped(
     ("ids", "answers"),
     [
         ([5, VOCAB, 7, 8], [[1, 4]]),
@@ -214,7 +215,7 @@ def test_given_ids_that_do_not_fit(tmp_path: Path, ids: Any, answers: Any) -> No
     assert "row 1" in error.what
 
 
-@pytest.mark.parametrize("row", [{}, 7, {"messages": []}, {"messages": "hello"}, {"output": "w1 w2"}, [1, 2]])
+@looped("row", [{}, 7, {"messages": []}, {"messages": "hello"}, {"output": "w1 w2"}, [1, 2]])
 def test_rows_that_are_no_texts(tmp_path: Path, row: Any) -> None:
     """A row without a usable field is refused."""
     assert refusal(chat_base(), tmp_path, [row]).code is Code.PROMPTS_INVALID

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from looped import looped
 from runs import SMALL, assert_same_run, noise
 from safetensors import SafetensorError
 from tiny import HIDDEN, VOCAB, tiny_base
@@ -31,7 +32,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
     return error
 
 
-@pytest.mark.parametrize(
+@looped(
     ("error", "full"),
     [
         (NO_SPACE, True),
@@ -65,7 +66,7 @@ def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(total=10**12, free=size))
 
 
-@pytest.mark.parametrize("shared_head", [False, True])
+@looped("shared_head", [False, True])
 def test_room_is_checked_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_head: bool) -> None:
     """Three checkpoints of weights and two moments, a megabyte of logs: a byte less is E403 before anything is made."""
     settings = dataclasses.replace(SMALL, shared_lm_head=shared_head, holdout=0)
@@ -115,7 +116,7 @@ WRITERS: dict[str, tuple[Any, str, Exception]] = {
 FAULTS = [(name, after) for name in WRITERS for after in (0, 1) if (name, after) != ("heads", 1)]
 
 
-@pytest.mark.parametrize(("name", "after"), FAULTS)
+@looped(("name", "after"), FAULTS)
 def test_full_disk_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: int) -> None:
     """Whoever meets the full disk, it is E403; no heads and no half checkpoint stay, and --resume ends the run."""
     module, function, error = WRITERS[name]

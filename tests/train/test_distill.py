@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from looped import looped
 from tiny import chat_base, cycle_base, walk
 
 from treeopt.errors import Code, TreeoptError
@@ -237,7 +238,7 @@ def test_base_without_tokenizer(tmp_path: Path) -> None:
     assert error.code is Code.MODEL_INVALID
 
 
-@pytest.mark.parametrize("used", [True, False])
+@looped("used", [True, False])
 def test_output_is_training_data_and_prompts(tmp_path: Path, used: bool) -> None:
     """The file is read as texts, with the very tokens, and as prompts with answers."""
     base = chat_base()
@@ -249,15 +250,3 @@ def test_output_is_training_data_and_prompts(tmp_path: Path, used: bool) -> None
     answered = load_prompts(str(tmp_path / "out.jsonl"), answers=True)
     assert [prompt.answer for prompt in answered.prompts] == [row["messages"][-1]["content"] for row in rows]
     assert [prompt.messages for prompt in answered.prompts] == [tuple(row["messages"][:-1]) for row in rows]
-
-
-def test_progress(tmp_path: Path) -> None:
-    """Progress is told after each batch, with the seeds done."""
-    told: list[tuple[int, int]] = []
-    run(
-        chat_base(),
-        questions(tmp_path),
-        tmp_path / "out.jsonl",
-        progress=lambda done, total, _note: told.append((done, total)),
-    )
-    assert told == [(2, 5), (4, 5), (5, 5)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from looped import looped
 from tiny import chat_base
 
 from treeopt.errors import Code, TreeoptError
@@ -42,14 +43,14 @@ def test_length_is_that_of_the_context_at_most() -> None:
         assert max(len(example.ids) for example in made.examples) == longest
 
 
-@pytest.mark.parametrize("given", [None, 5, {"text": "a"}, [5], [None]])
+@looped("given", [None, 5, {"text": "a"}, [5], [None]])
 def test_other_types_are_refused(given: object) -> None:
     """What holds no texts is a TypeError that says what is accepted."""
     with pytest.raises(TypeError, match="texts are a file name"):
         as_training_texts(chat_base(), given, length=8)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", [[], ["w1"], [{"prompt": "w1"}]])
+@looped("given", [[], ["w1"], [{"prompt": "w1"}]])
 def test_nothing_to_learn_from(given: list[Any]) -> None:
     """No text with an answer of two tokens is E303."""
     with pytest.raises(TreeoptError) as caught:

@@ -11,6 +11,7 @@ import peft
 import pytest
 import torch
 from conftest import ROOT_FOLDER
+from looped import looped
 from runs import JOINT, metrics, noise, refused, tied_base
 from tiny import HIDDEN, VOCAB, tiny_base
 
@@ -65,8 +66,8 @@ def family_base(monkeypatch: pytest.MonkeyPatch, family: str) -> Base:
     return Base(made.tiny_model(family, vocab=VOCAB), None, family)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.05])
-@pytest.mark.parametrize("family", ["deepseek_v3", "dots1", "glm4_moe"])
+@looped("dropout", [0.0, 0.05])
+@looped("family", ["deepseek_v3", "dots1", "glm4_moe"])
 def test_layers_that_peft_takes_for_experts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, dropout: float
 ) -> None:
@@ -81,7 +82,7 @@ def test_layers_that_peft_takes_for_experts(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("left_out", "odd"), [({"lm_head"}, []), (set(), ["rank_pattern"])])
+@looped(("left_out", "odd"), [({"lm_head"}, []), (set(), ["rank_pattern"])])
 def test_adapter_that_is_not_the_one_asked_for(
     monkeypatch: pytest.MonkeyPatch, left_out: set[str], odd: list[str]
 ) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from head_ranks import head_ranks
 from largest import LargestTensor
+from looped import looped
 from tiny import HIDDEN, VOCAB, random_heads, tiny_base
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -61,8 +59,8 @@ def loop_targets(ids: list[int], answers: list[int], num_heads: int) -> list[lis
     return rows
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 9, 40])
-@pytest.mark.parametrize("num_heads", [1, 3, 5])
+@looped("length", [1, 2, 3, 9, 40])
+@looped("num_heads", [1, 3, 5])
 def test_targets_brute_force(length: int, num_heads: int) -> None:
     """On random texts with random answers, targets are those of loops over positions and heads."""
     rng = torch.Generator().manual_seed(length)
@@ -91,13 +89,6 @@ def test_targets_by_hand() -> None:
     ]
 
 
-def test_targets_neighbouring_answers() -> None:
-    """Two answers without a token between them are two: nothing is guessed across."""
-    ids, answers = torch.tensor([[3, 4, 5, 6, 7]]), torch.tensor([[0, 1, 1, 2, 2]])
-    none = [IGNORED] * 2
-    assert targets(ids, answers, 2)[0].tolist() == [[5, IGNORED], none, [7, IGNORED], none, none]
-
-
 def test_targets_are_what_calibration_scores() -> None:
     """The ranks of targets under the heads at prompt end and on are the rows of a calibration's trace."""
     base = tiny_base("llama")
@@ -117,9 +108,9 @@ def test_targets_are_what_calibration_scores() -> None:
     assert (true[: len(prompt) - 1] == IGNORED).all()
 
 
-@pytest.mark.parametrize("rows_alive", [1, 7, 1000])
-@pytest.mark.parametrize("blocks", [0, 1, 2])
-@pytest.mark.parametrize("shared_head", [False, True])
+@looped("rows_alive", [1, 7, 1000])
+@looped("blocks", [0, 1, 2])
+@looped("shared_head", [False, True])
 def test_head_losses_naive(monkeypatch: pytest.MonkeyPatch, rows_alive: int, blocks: int, shared_head: bool) -> None:
     """Losses and gradients are those of full logits, in chunks of any size, with and without LM heads of their own."""
     monkeypatch.setattr(logits, "LOGITS_BYTES", rows_alive * VOCAB * 4)
@@ -141,7 +132,7 @@ def test_head_losses_naive(monkeypatch: pytest.MonkeyPatch, rows_alive: int, blo
         assert one.numel() == 0 or one.any()
 
 
-@pytest.mark.parametrize("name", ["head_losses", "hits"])
+@looped("name", ["head_losses", "hits"])
 def test_shared_lm_head_with_bias(name: str) -> None:
     """The bias of a shared LM head belongs to the logits."""
     lm_head = nn.Linear(HIDDEN, VOCAB)
@@ -162,7 +153,7 @@ def test_shared_lm_head_with_bias(name: str) -> None:
     assert not torch.equal(function(heads, hidden, true, lm_head), function(heads, hidden, true, bare))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@looped("dtype", [torch.bfloat16, torch.float16])
 def test_shared_lm_head_of_half_precision(dtype: torch.dtype) -> None:
     """float32 heads train on the LM head of a base in half precision, as on its values in float32."""
     lm_head = nn.Linear(HIDDEN, VOCAB, bias=True).to(dtype)
@@ -206,8 +197,8 @@ def naive_hits(heads: MedusaHeads, hidden: Tensor, true: Tensor, base_lm_head: n
     return counts
 
 
-@pytest.mark.parametrize("rows_alive", [1, 7, 1000])
-@pytest.mark.parametrize("shared_head", [False, True])
+@looped("rows_alive", [1, 7, 1000])
+@looped("shared_head", [False, True])
 def test_hits_brute_force(monkeypatch: pytest.MonkeyPatch, rows_alive: int, shared_head: bool) -> None:
     """Hits among the first guesses are those of a full sort; ignored targets are no trials."""
     monkeypatch.setattr(logits, "LOGITS_BYTES", rows_alive * VOCAB * 4)
@@ -219,7 +210,7 @@ def test_hits_brute_force(monkeypatch: pytest.MonkeyPatch, rows_alive: int, shar
     assert found[0][4] > found[0][0] > 0
 
 
-@pytest.mark.parametrize("shared_head", [False, True])
+@looped("shared_head", [False, True])
 def test_logits_are_never_all_alive(monkeypatch: pytest.MonkeyPatch, shared_head: bool) -> None:
     """In loss, backward and hits no tensor outgrows the LM heads and a chunk of logits; full logits do by far."""
     vocab, hidden_size, rows = 2000, 8, 512
@@ -251,33 +242,3 @@ def test_loss_is_asked_for_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     base = tiny_base("llama")
     head_losses(random_heads(base, 2), *some_rows(40, 2), base.lm_head)
     assert rows == [16, 16]
-
-
-_PEAK = """
-import re, sys, torch
-torch.set_num_threads(1)
-import treeopt.train.loss as loss, treeopt.models.logits as logits
-from treeopt.models.heads import MedusaHeads
-logits.LOGITS_BYTES = int(sys.argv[1])
-heads, lm_head = MedusaHeads(2, 1, 16, None), torch.nn.Linear(16, 100_000, bias=False)
-hidden, true = torch.randn(1024, 16), torch.randint(0, 100_000, (1024, 2))
-
-def run(rows):
-    loss.weighted(loss.head_losses(heads, hidden[:rows], true[:rows], lm_head)).backward()
-    loss.hits(heads, hidden[:rows], true[:rows], lm_head)
-    return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) // 1024
-
-print(-run(8) + run(1024))
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read as Linux tells it")
-def test_memory_of_a_step_stays_below_one_head_s_logits() -> None:
-    """The process's peak grows by a fraction of the 390 MB of one head's logits; in one piece it takes all of them."""
-
-    def growth(logits_bytes: int) -> int:
-        line = [sys.executable, "-c", _PEAK, str(logits_bytes)]
-        return int(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
-
-    assert growth(logits.LOGITS_BYTES) < 200
-    assert growth(1 << 40) > 300

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from looped import looped
 from runs import JOINT, SMALL, Cut, cut_at, metrics, noise, refused, tied_base
 from tiny import HIDDEN, VOCAB, chat_base, cycle_base, random_heads, tiny_base, walk
 from torch import Tensor
@@ -52,7 +53,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("step", [3, 5, 12])
+@looped("step", [3, 5, 12])
 def test_resume_is_an_unbroken_run(tmp_path: Path, unbroken: Path, step: int) -> None:
     """Cut off before the first checkpoint, after it or at the end, the resumed run ends bit for bit the same."""
     with pytest.raises(Cut):
@@ -98,17 +99,8 @@ def test_resume_with_distillation_and_given_heads(tmp_path: Path) -> None:
     assert_same_joint_run(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_seed_and_same_run(tmp_path: Path, unbroken: Path) -> None:
-    """The same settings give the same files; another seed gives other ones."""
-    train_jointly(tied_base(), noise(20), tmp_path / "same", JOINT)
-    train_jointly(tied_base(), noise(20), tmp_path / "other", dataclasses.replace(JOINT, seed=1))
-    assert_same_joint_run(unbroken, tmp_path / "same")
-    for name in (HEADS, WEIGHTS):
-        assert (tmp_path / "other" / name).read_bytes() != (unbroken / name).read_bytes()
-
-
-@pytest.mark.parametrize("self_distill", [False, True])
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@looped("self_distill", [False, True])
+@looped("family", ["llama", "gpt2"])
 def test_given_model_and_heads_do_not_change(tmp_path: Path, family: str, self_distill: bool) -> None:
     """The model keeps its modules, weights, tying, requires_grad flags and mode; the given heads keep theirs."""
     base = tiny_base(family, tie_word_embeddings=True)
@@ -130,8 +122,8 @@ def test_given_model_and_heads_do_not_change(tmp_path: Path, family: str, self_d
     assert not any(module.training for module in base.model.modules())
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("self_distill", [False, True])
+@looped("shared", [False, True])
+@looped("self_distill", [False, True])
 def test_loss_and_gradients_by_full_logits(self_distill: bool, shared: bool) -> None:
     """The model's loss is L_LM + lambda_0 * sum of 0.8^h * L_h, and trains adapter and heads by this sum alone."""
     base = tied_base()
@@ -177,7 +169,7 @@ def movements(folder: Path, settings: JointSettings) -> tuple[float, float]:
     return moved, max(tensor.abs().max().item() for name, tensor in weights.items() if "lora_B" in name)
 
 
-@pytest.mark.parametrize("ratio", [4.0, 10.0])
+@looped("ratio", [4.0, 10.0])
 def test_learning_rates_of_heads_and_adapter(tmp_path: Path, ratio: float) -> None:
     """Adam's first step is as long as the rate: the heads move 4 times (or 10 times) as far as the adapter."""
     settings = dataclasses.replace(JOINT, steps=1, warmup=0.0, learning_rate=1e-3, heads_rate=ratio, holdout=0)
@@ -198,7 +190,7 @@ def test_schedules_of_rates_and_weight(unbroken: Path) -> None:
     assert [line["heads_weight"] for line in lines] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("given", "changes", "schedule", "weight"),
     [
         (True, {}, "constant", 0.2),
@@ -224,7 +216,7 @@ def logits_of(base: Base, ids: Tensor) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@looped("shared", [False, True])
 def test_saved_run_is_the_trained_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
     """Heads and merged base from the folder give the logits of the trained modules, and the scores of the held out."""
     kept: list[JointModel] = []
@@ -358,7 +350,7 @@ def test_tokenizer_of_a_model_object(tmp_path: Path) -> None:
         train_jointly(chat.model, texts, tmp_path / "wrong", settings, tokenizer="base")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("tokens", [20, VOCAB])
+@looped("tokens", [20, VOCAB])
 def test_heads_with_a_token_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
     """Heads whose LM heads have the rows of a token map are refused before a model is loaded."""
     made = random_heads(tied_base(), 2)
@@ -390,7 +382,7 @@ def test_logits_that_are_not_the_lm_heads(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
+@looped(
     "wrong",
     [
         {"rank": 0},

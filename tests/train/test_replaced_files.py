@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from looped import looped
 from runs import SMALL, noise, walks
 from tiny import chat_base, tiny_base
 
@@ -13,7 +14,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.train.medusa1 import train_heads
 
 
-@pytest.mark.parametrize("options", [{}, {"overwrite": True}])
+@looped("options", [{}, {"overwrite": True}])
 def test_base_is_never_replaced_by_heads(tmp_path: Path, options: dict[str, bool]) -> None:
     """The folder of a base takes no heads, whatever is asked for, and stays byte for byte."""
     chat = chat_base()
@@ -25,7 +26,7 @@ def test_base_is_never_replaced_by_heads(tmp_path: Path, options: dict[str, bool
     assert {path.name: path.read_bytes() for path in (tmp_path / "base").iterdir()} == before
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "checkpoints/data.jsonl"])
+@looped("name", ["metrics.jsonl", "config.json", "checkpoints/data.jsonl"])
 def test_data_is_never_replaced(tmp_path: Path, name: str) -> None:
     """Texts that lie where the run would write are refused, and stay; elsewhere in the folder they may lie."""
     (tmp_path / "checkpoints").mkdir()

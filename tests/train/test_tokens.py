@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from looped import looped
 from tiny import VOCAB, chat_base
 
 from treeopt.errors import Code, TreeoptError
@@ -70,7 +71,7 @@ def test_distill_token_that_the_model_does_not_know(tmp_path: Path) -> None:
     assert not (tmp_path / "out.jsonl").exists()
 
 
-@pytest.mark.parametrize("template", BROKEN)
+@looped("template", BROKEN)
 def test_encode_template_that_fails(template: str) -> None:
     """A chat template is a program: whatever it raises is E302, and --no-chat-template is a way out."""
     base = chat_base(template=template)

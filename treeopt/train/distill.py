@@ -13,7 +13,8 @@ from __future__ import annotations
 import functools
 import json
 import os
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -135,67 +136,60 @@ def divided_distill(
         raise no_tokenizer()
     openings = frozenset(filter(None, map(opening_of, excluded.prompts))) if excluded else frozenset()
     writer = Writer(base, base.tokenizer, chosen, openings)
-    run = _Run(prompts, writer, _source(base, prompts, excluded, chosen))
+    run = _Run(prompts, writer, chosen, _source(base, prompts, excluded, chosen))
     try:
-        _write(run, target, chosen.overwrite, work, progress)
+        return _write(run, target, work, progress)
     except BaseException:
         if not work.chunks:
             work.remove()
         raise
     finally:
         work.release()
-    return None if work.follows else Distilled(run.rows, run.tokens, run.ended_early, tuple(run.skipped))
 
 
-def _write(run: _Run, target: Path, overwrite: bool, work: Work, progress: Progress) -> None:
+def _write(run: _Run, target: Path, work: Work, progress: Progress) -> Distilled | None:
     """Make the batches that an earlier run has not stored; in the first process, write the rows of all."""
-    base, options = run.writer.base, run.writer.options
+    base, options = run.writer.base, run.options
     numbers = range(-(-run.count // options.batch_size))
     made_by = {**run.source, "model_id": base.fingerprint, "count": run.count}
     work.begin({**made_by, **base.versions(), "threads": torch.get_num_threads()})
     chunks = work.each("rows", numbers, run.batch, progress)
     if work.follows:
-        return
-    for number, chunk in enumerate(chunks, start=1):
-        run.count_rows(chunk)
-        progress(min(number * options.batch_size, run.count), run.count, f"{run.tokens} tokens")
-    if not run.rows:
+        return None
+    sums: Counter[str] = Counter()
+    skipped: list[Skipped] = []
+    for number, (_, data) in enumerate(chunks, start=1):
+        skipped += [Skipped(**one) for one in data.pop("skipped")]
+        sums.update(data)
+        progress(min(number * options.batch_size, run.count), run.count, f"{sums['tokens']} tokens")
+    if not sums["rows"]:
         work.remove()
-        reasons = ", ".join(sorted({one.reason for one in run.skipped}))
+        reasons = ", ".join(sorted({one.reason for one in skipped}))
         what = f"none of {run.count} prompts gave an answer in a context of {base.context} tokens: {reasons}"
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="other prompts, or a lower --max-new-tokens")
     stored = (work.chunk(chunk_name("rows", number), functools.partial(run.batch, number)) for number in numbers)
     lines = (arrays["lines"].tobytes() for arrays, _ in stored)
-    write_bytes(target, lines, overwrite=overwrite)
+    write_bytes(target, lines, overwrite=options.overwrite)
     work.remove()
+    return Distilled(**sums, skipped=tuple(skipped))
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Run:
-    """The batches of a run, and the counts of their rows."""
+    """The batches of a run."""
 
     prompts: PromptSet | SelfTalk
     writer: Writer
+    options: DistillOptions
     source: dict[str, Any]
-    rows: int = 0
-    tokens: int = 0
-    ended_early: int = 0
-    skipped: list[Skipped] = field(default_factory=list)
 
     @property
     def count(self) -> int:
         return self.prompts.count if isinstance(self.prompts, SelfTalk) else len(self.prompts.prompts)
 
-    def count_rows(self, chunk: Chunk) -> None:
-        data = chunk[1]
-        self.rows += data["rows"]
-        self.tokens += data["tokens"]
-        self.ended_early += data["ended_early"]
-        self.skipped += [Skipped(**one) for one in data["skipped"]]
-
     def batch(self, number: int) -> Chunk:
         """The rows of one batch, a line each, and their counts."""
-        seed, size = self.writer.options.seed, self.writer.options.batch_size
+        seed, size = self.options.seed, self.options.batch_size
         torch.manual_seed(batch_seed(seed, number))
         first, last = number * size, min((number + 1) * size, self.count)
         if isinstance(self.prompts, SelfTalk):

@@ -23,9 +23,9 @@ from treeopt.models.head_files import save_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress, silent
 from treeopt.train.data import GivenTexts, as_training_texts, names_of
-from treeopt.train.run import TrainingRun, check_outputs, job_of, run_job
+from treeopt.train.run import TrainingRun, check_outputs, job_of, run_job, trainer_of
 from treeopt.train.settings import Settings
-from treeopt.train.trainer import HeadScore, HeadsOnBase, HeadsTrainer, trainer_of
+from treeopt.train.trainer import HeadScore, HeadsOnBase, HeadsTrainer
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def train_heads(
     heads = new_heads(base, chosen.num_heads, blocks=chosen.blocks, shared_lm_head=chosen.shared_lm_head)
     trainer = run_job(
         job,
-        lambda: trainer_of(HeadsOnBase(base, heads), job.data, job.arguments, job.metrics, progress, kind=HeadsTrainer),
+        lambda: trainer_of(job, HeadsOnBase(base, heads), progress, kind=HeadsTrainer),
         lambda _: save_trained(heads, job, {"method": "Medusa-1"}, overwrite=overwrite or resume),
         resume=resume,
         overwrite=overwrite,
@@ -129,7 +129,7 @@ def save_trained(
     overwrite: bool,
 ) -> None:
     """Write heads in the base's dtype, with the origin of `method` and with other files: all, or none."""
-    base = job.data.base
+    base = job.base
     made_by = {**method, **job.begun, "texts": list(job.texts.names), "versions": base.versions()}
     written = copy.deepcopy(heads).to(base.dtype)
     save_heads(written, job.folder, base=base.name, made_by=made_by, also=also, overwrite=overwrite)

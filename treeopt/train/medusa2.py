@@ -6,14 +6,13 @@ import copy
 import functools
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.outputs import check_no_input
@@ -31,12 +30,14 @@ from treeopt.train.lora import Adapted, adapted, adapter_size
 from treeopt.train.loss import IGNORED, joint_head_losses, kl_loss, lm_loss, next_tokens, targets, weighted
 from treeopt.train.medusa1 import Trained, new_heads, save_trained, weights_of
 from treeopt.train.settings import SINE, JointSettings
-from treeopt.train.trainer import HeadsOnBase, HeadsTrainer, no_tally, prefix_of, trainer_of
+from treeopt.train.trainer import HeadsOnBase, HeadsTrainer, no_tally, prefix_of
 
 
-def heads_weight(peak: float, schedule: str, step: int, steps: int) -> float:
+def heads_weight(settings: JointSettings, step: int, steps: int) -> float:
     """lambda_0, the weight of the heads' loss, at a step from 0: constant, or rising by a quarter of a sine."""
-    return peak * math.sin(math.pi / 2 * step / steps) if schedule == SINE else peak
+    peak = settings.heads_weight
+    assert peak is not None, "settings are those that were chosen"
+    return peak * math.sin(math.pi / 2 * step / steps) if settings.heads_schedule == SINE else peak
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,7 @@ class JointModel(HeadsOnBase):
 class JointTrainer(HeadsTrainer):
     """A Trainer of heads and adapter, with a learning rate for each."""
 
-    heads_rate: float  # learning rate of the heads over that of the adapter
-    weight_at: Callable[[int, int], float]  # lambda_0 by steps done and all steps
+    settings: JointSettings
     adapted: Adapted
     base_score: BaseScore | None = None
 
@@ -127,7 +127,7 @@ class JointTrainer(HeadsTrainer):
             kind, options = self.get_optimizer_cls_and_kwargs(self.args, trained)
             decayed = set(self.get_decay_parameter_names(trained))
             groups = []
-            for prefix, rate in (("adapter.", 1.0), ("heads.", self.heads_rate)):
+            for prefix, rate in (("adapter.", 1.0), ("heads.", self.settings.heads_rate)):
                 for decays in (True, False):
                     found = [
                         parameter
@@ -138,6 +138,12 @@ class JointTrainer(HeadsTrainer):
                     groups.append({"params": found, "lr": rate * self.args.learning_rate, "weight_decay": decay})
             self.optimizer: torch.optim.Optimizer = kind([group for group in groups if group["params"]], **options)
         return self.optimizer
+
+    def training_step(self, *given: Any, **options: Any) -> Tensor:
+        model = self.accelerator.unwrap_model(self.model)
+        model.heads_weight = heads_weight(self.settings, self.state.global_step, self.state.max_steps)
+        model.heads_learning_rate = float(self.optimizer.param_groups[-1]["lr"])
+        return super().training_step(*given, **options)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         model = self.accelerator.unwrap_model(self.model)
@@ -159,21 +165,8 @@ class JointTrainer(HeadsTrainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         model = self.accelerator.unwrap_model(self.model)
-        model.heads_weight = self.weight_at(1, 1)  # that of the end of the run
+        model.heads_weight = heads_weight(self.settings, 1, 1)  # that of the end of the run
         return super().evaluate(*args, **kwargs)
-
-
-class HeadsWeight(TrainerCallback):
-    """Sets lambda_0, and notes the learning rate of the heads, before each step."""
-
-    def __init__(self, model: JointModel, weight_at: Callable[[int, int], float]) -> None:
-        self._model, self._weight_at = model, weight_at
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._model.heads_weight = self._weight_at(state.global_step, state.max_steps)
-        self._model.heads_learning_rate = float(kwargs["optimizer"].param_groups[-1]["lr"])
 
 
 @dataclass(frozen=True)
@@ -288,15 +281,10 @@ def check_outputs(folder: Path, inputs: tuple[str, ...], *, resume: bool, overwr
 
 
 def _trainer(job: run.TrainingRun, settings: JointSettings, heads: MedusaHeads, progress: Progress) -> JointTrainer:
-    joined = adapted(job.data.base, settings)
+    joined = adapted(job.base, settings)
     model = JointModel(joined, heads, self_distill=settings.self_distill)
-    trainer = trainer_of(model, job.data, job.arguments, job.metrics, progress, kind=JointTrainer)
-    assert settings.heads_weight is not None
-    assert settings.heads_schedule is not None
-    trainer.heads_rate = settings.heads_rate
-    trainer.weight_at = functools.partial(heads_weight, settings.heads_weight, settings.heads_schedule)
-    trainer.add_callback(HeadsWeight(model, trainer.weight_at))
-    trainer.adapted = joined
+    trainer = run.trainer_of(job, model, progress, kind=JointTrainer)
+    trainer.settings, trainer.adapted = settings, joined
     return trainer
 
 
@@ -305,6 +293,6 @@ def _save(job: run.TrainingRun, trainer: JointTrainer, *, overwrite: bool) -> No
     model = trainer.accelerator.unwrap_model(trainer.model)
     heads = model.heads
     joined: Adapted = trainer.adapted
-    heads_id = fingerprint(copy.deepcopy(heads).to(job.data.base.dtype))
+    heads_id = fingerprint(copy.deepcopy(heads).to(job.base.dtype))
     adapter = joined.files(job.folder / ADAPTER_FOLDER, heads_id)
     save_trained(heads, job, {"method": JOINT_METHOD}, also=adapter, overwrite=overwrite)

@@ -14,12 +14,12 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
 from accelerate.utils import wait_for_everyone
-from transformers import TrainerState, TrainingArguments, set_seed
+from transformers import PrinterCallback, TrainerState, TrainingArguments, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
@@ -28,13 +28,14 @@ from treeopt.files.atomic import check_space, check_writable
 from treeopt.files.outputs import check_no_input
 from treeopt.models.base import Base
 from treeopt.models.head_files import CONFIG_FILE, check_heads_writable
+from treeopt.progress import Progress
 from treeopt.runs.lock import Lock
-from treeopt.train.checkpoints import FOLDER as CHECKPOINTS
-from treeopt.train.checkpoints import begin, check_same, check_unfinished, drop_half_written, last_checkpoint, step_of
+from treeopt.train import checkpoints
 from treeopt.train.data import Example, TrainingTexts, collate
 from treeopt.train.settings import Settings, steps_of
-from treeopt.train.trainer import AnyTrainer, HeadsOnBase, HeadsTrainer, TrainerData
+from treeopt.train.trainer import HeadsOnBase, HeadsTrainer, Watch
 
+AnyTrainer = TypeVar("AnyTrainer", bound=HeadsTrainer)
 METRICS_FILE = "metrics.jsonl"
 _LOGS = 1 << 20  # bytes of metrics, Trainer states and notes
 
@@ -44,16 +45,20 @@ class TrainingRun:
     """The inputs of a training run, loaded and checked.
 
     Args:
+        base: the base model.
         texts: all texts.
-        data: the base, the texts to train on, and those held out.
+        train: the texts to train on.
+        held_out: the others.
         folder: for the heads.
         settings: of the run.
         arguments: of the Trainer.
         more: further entries of `begun`.
     """
 
+    base: Base
     texts: TrainingTexts
-    data: TrainerData
+    train: Sequence[Example]
+    held_out: Sequence[Example]
     folder: Path
     settings: Settings
     arguments: TrainingArguments
@@ -66,15 +71,11 @@ class TrainingRun:
 
     @property
     def checkpoints(self) -> Path:
-        return self.folder / CHECKPOINTS
-
-    @property
-    def metrics(self) -> Path:
-        return self.folder / METRICS_FILE
+        return self.folder / checkpoints.FOLDER
 
     @property
     def steps(self) -> int:
-        return steps_of(self.settings, len(self.data.train))
+        return steps_of(self.settings, len(self.train))
 
     @property
     def begun(self) -> dict[str, Any]:
@@ -83,7 +84,7 @@ class TrainingRun:
         settings = {name: value for name, value in asdict(self.settings).items() if name != "length"}
         return {
             "settings": settings,
-            "base": self.data.base.fingerprint,
+            "base": self.base.fingerprint,
             "data": list(self.texts.sha256),
             "tokens": tokens,
             **self.more,
@@ -101,8 +102,8 @@ def job_of(
 ) -> TrainingRun:
     """A run over texts, after checking the disk space."""
     train, held_out = _split(texts.examples, settings)
-    arguments = _trainer_arguments(folder / CHECKPOINTS, settings, len(train), base.device)  # joins the other processes
-    job = TrainingRun(texts, TrainerData(base, train, held_out), folder, settings, arguments, more or {})
+    arguments = _trainer_arguments(folder / checkpoints.FOLDER, settings, len(train), base.device)  # joins processes
+    job = TrainingRun(base, texts, train, held_out, folder, settings, arguments, more or {})
     if job.is_main:
         check_space(folder, _disk_needed(job, trained), "training these heads")
     return job
@@ -121,10 +122,10 @@ def run_job(
     with Lock(job.checkpoints) if job.is_main else contextlib.nullcontext():
         try:
             if job.is_main:
-                check_unfinished(job.folder, resume=resume, overwrite=overwrite)  # again: another run may have begun
-                (check_same if resume else begin)(job.checkpoints, job.begun)
+                checkpoints.check_unfinished(job.folder, resume=resume, overwrite=overwrite)  # another may have begun
+                (checkpoints.check_same if resume else checkpoints.begin)(job.checkpoints, job.begun)
             wait_for_everyone()
-            checkpoint = last_checkpoint(job.checkpoints)
+            checkpoint = checkpoints.last_checkpoint(job.checkpoints)
             set_seed(job.settings.short_seed)
             trainer = make_trainer()
             _train(trainer, checkpoint, job)
@@ -134,21 +135,37 @@ def run_job(
         except Exception as error:
             if not disk_full(error):
                 raise
-            raise _disk_full(job.folder) from error
+            checkpoints.drop_half_written(job.checkpoints)
+            fix = "free some space; the same command with --resume continues from the last checkpoint"
+            raise TreeoptError(Code.OUT_OF_MEMORY, "the disk is full", at=str(job.folder), fix=fix) from error
+    return trainer
+
+
+def trainer_of(job: TrainingRun, model: HeadsOnBase, progress: Progress, *, kind: type[AnyTrainer]) -> AnyTrainer:
+    """A Trainer of heads."""
+    trainer = kind(
+        model=model,
+        args=job.arguments,
+        train_dataset=job.train,
+        eval_dataset=job.held_out,
+        data_collator=collate,
+        callbacks=[Watch(progress), checkpoints.Marks()],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.metrics_file = job.folder / METRICS_FILE
     return trainer
 
 
 def check_outputs(folder: Path, inputs: Sequence[str], *, resume: bool, overwrite: bool) -> None:
     """Check, before any work, that a run can begin or continue in a folder."""
     check_heads_writable(folder, overwrite=overwrite or resume)
-    checkpoints = check_unfinished(folder, resume=resume, overwrite=overwrite)
+    removed = Path(os.path.realpath(checkpoints.check_unfinished(folder, resume=resume, overwrite=overwrite)))
     if folder.exists():
         check_writable(folder / METRICS_FILE, overwrite=overwrite or resume)
     for name in inputs:
         path = Path(os.path.realpath(Path(name).expanduser()))
         check_no_input(folder / METRICS_FILE, path)
         check_no_input(folder / CONFIG_FILE, path)
-        removed = Path(os.path.realpath(checkpoints))
         if os.path.exists(path) and removed in (path, *path.parents):
             what = f"{name} lies among the checkpoints, which are deleted at the end of the run"
             raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it elsewhere, or choose another folder with -o")
@@ -156,28 +173,21 @@ def check_outputs(folder: Path, inputs: Sequence[str], *, resume: bool, overwrit
 
 def _train(trainer: HeadsTrainer, checkpoint: Path | None, job: TrainingRun) -> None:
     """Train, and evaluate on the texts held out; without any the Trainer has no scores."""
-    if checkpoint is not None and step_of(checkpoint) >= job.steps:  # the Trainer would take one step more
+    if checkpoint is not None and checkpoints.step_of(checkpoint) >= job.steps:  # the Trainer would take one step more
         trainer.model.load_state_dict(safetensors.torch.load_file(checkpoint / SAFE_WEIGHTS_NAME))
         trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
     else:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    examples = job.data.held_out or job.data.train
+    examples = job.held_out or job.train
     _check_trained(trainer.accelerator.unwrap_model(trainer.model), examples[: job.settings.batch_size])
     trainer.scores = ()
-    if job.data.held_out:
+    if job.held_out:
         trainer.evaluate()
-
-
-def _disk_full(folder: Path) -> TreeoptError:
-    """E403, after half-written checkpoints are deleted."""
-    drop_half_written(folder / CHECKPOINTS)
-    fix = "free some space; the same command with --resume continues from the last checkpoint"
-    return TreeoptError(Code.OUT_OF_MEMORY, "the disk is full", at=str(folder), fix=fix)
 
 
 def _disk_needed(job: TrainingRun, trained: int) -> int:
     """Most bytes of a run on disk at once, beyond those of existing checkpoints; `trained` is a number of weights."""
-    saved = trained * int(job.data.base.dtype.itemsize)
+    saved = trained * int(job.base.dtype.itemsize)
     checkpoint = 3 * 4 * trained  # weights and AdamW's two moments, in float32
     written = math.ceil(job.steps / int(job.arguments.save_steps))
     # Two checkpoints are kept; a third is written before the oldest is deleted.

@@ -7,23 +7,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import write_text
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress
-from treeopt.train.checkpoints import Marks
-from treeopt.train.data import Example, collate
 from treeopt.train.loss import IGNORED, TOPS, head_losses, hits, targets, weighted
-
-AnyTrainer = TypeVar("AnyTrainer", bound="HeadsTrainer")
 
 
 @dataclass(frozen=True)
@@ -39,49 +34,6 @@ class HeadScore:
     loss: float
     top: tuple[float, ...]
     trials: int
-
-
-@dataclass(frozen=True)
-class TrainerData:
-    """A base model, the examples to train its heads on, and those held out."""
-
-    base: Base
-    train: Sequence[Example]
-    held_out: Sequence[Example]
-
-
-def trainer_of(
-    model: HeadsOnBase,
-    data: TrainerData,
-    arguments: TrainingArguments,
-    metrics_file: Path,
-    progress: Progress,
-    *,
-    kind: type[AnyTrainer],
-) -> AnyTrainer:
-    """A Trainer of heads."""
-    trainer = kind(
-        model=model,
-        args=arguments,
-        train_dataset=_Examples(data.train),
-        eval_dataset=_Examples(data.held_out),
-        data_collator=collate,
-        callbacks=[_Watch(model, int(arguments.logging_steps), progress), Marks()],
-    )
-    trainer.remove_callback(PrinterCallback)
-    trainer.metrics_file = metrics_file
-    return trainer
-
-
-class _Examples(Dataset[Example]):
-    def __init__(self, examples: Sequence[Example]) -> None:
-        self._examples = examples
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return self._examples[index]
 
 
 class HeadsOnBase(nn.Module):
@@ -130,6 +82,13 @@ class HeadsTrainer(Trainer):
     metrics_file: Path
     scores: tuple[HeadScore, ...] = ()
 
+    def training_step(self, *given: Any, **options: Any) -> Tensor:
+        """As the Trainer's; accuracies are counted where the step is logged."""
+        model = self.accelerator.unwrap_model(self.model)
+        model.counts_hits = (self.state.global_step + 1) % int(self.args.logging_steps) == 0
+        loss: Tensor = super().training_step(*given, **options)
+        return loss
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         tally = self.accelerator.reduce(self.accelerator.unwrap_model(self.model).take_tally(), "sum")
         if tally[:, 1].any():
@@ -158,17 +117,11 @@ def _without_clock(line: Mapping[str, float]) -> dict[str, float]:
     return {key: value for key, value in line.items() if not key.endswith(("_runtime", "_per_second", "_time"))}
 
 
-class _Watch(TrainerCallback):
-    """Turns on accuracies for the logged steps, and reports progress."""
+class Watch(TrainerCallback):
+    """Reports progress, with the last losses and accuracies that were logged."""
 
-    def __init__(self, model: HeadsOnBase, log_every: int, progress: Progress) -> None:
-        self._model, self._log_every, self._progress = model, log_every, progress
-        self._note = ""
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._model.counts_hits = (state.global_step + 1) % self._log_every == 0
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._note = progress, ""
 
     def on_log(
         self,
