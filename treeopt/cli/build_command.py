@@ -35,12 +35,11 @@ from treeopt.defaults import (
 )
 from treeopt.engines import ENGINES
 from treeopt.files.outputs import TREE
-from treeopt.progress import Progress, late
+from treeopt.progress import late
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
-    from treeopt.export.lint import Constrained
-    from treeopt.optimize.build_job import BuildJob, Built
+    from treeopt.optimize.build_job import BuildJob
     from treeopt.policy import TreePolicy
 
 
@@ -99,16 +98,13 @@ def run(console: Console, **options: Any) -> None:
 
     Node values are estimated from the traces. Several estimates are compared by cross-validation over texts; the Medusa
     tree (--values independent --weights uniform) is a candidate unless both options are given. Then the tree is
-    replayed over the traces, which gives exactly the steps of a decoder on that text.
-
-    Traces of sampled texts (`treeopt calibrate --temperature`) have the target's probability of each candidate, and
-    tokens per step are then sums of probabilities, at the temperature of the traces.
+    replayed over the traces, which gives exactly the steps of a decoder on that text; on traces of sampled texts, sums
+    of probabilities at their temperature.
 
     With --kind dynamic the drafter's estimates choose the nodes of each step, so no tree is grown: the file holds the
     number of nodes and the drafter. With --nodes auto each step takes the size that is worth its time.
 
-    With --for or --max-rank the tree is the best one under these limits, and what they cost is printed:
-    the tokens per step of the tree of the same size without them.
+    With --for or --max-rank the tree is the best one under these limits, and what they cost is printed.
 
     With --drafter auto calibrations of several drafters compete: the drafter, kind and size with the most tokens per
     second by the profiles are taken, the time of drafting included. --kind and --nodes, where given, leave less to
@@ -119,9 +115,6 @@ def run(console: Console, **options: Any) -> None:
     if options["drafter"] == AUTO:
         _run_auto(console, options)
         return
-    if len(options["profile"]) > 1:
-        raise click.UsageError("several --profile belong to --drafter auto")
-    options["profile"] = next(iter(options["profile"]), None)
     _check_profile(options)
     if options["kind"] == KINDS[0]:
         _run_static(console, options)
@@ -134,8 +127,10 @@ command = run
 
 def _run_static(console: Console, options: dict[str, Any]) -> None:
     """A tree from one calibration, or from one a task."""
+    from treeopt.export.lint import build_for
     from treeopt.files.calibrations import load_calibration
     from treeopt.files.trees import save_tree
+    from treeopt.optimize.build_job import run_job
 
     files, output = options["calibrations"], options["output"]
     job = _job(options, len(files))
@@ -143,26 +138,18 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     check_temperature_of(calibrations, options["temperature"])
     warn_other_heads(console, calibrations[0], job.profile)
     with console.progress("build") as progress:
-        built, constrained = _build(calibrations, job, late(progress))
+        constrained = build_for(calibrations, job, progress=late(progress)) if job.constrained else None
+        built = constrained.built if constrained else run_job(calibrations, job, progress=late(progress))
     save_tree(with_configuration(built.tree, console.configuration), output)
     report_tree(console, built, constrained, engine=job.engine, files=files, output=output)
 
 
-def _build(calibrations: list[Calibration], job: BuildJob, progress: Progress) -> tuple[Built, Constrained | None]:
-    """The tree of a job; under limits for an engine, with what they cost."""
-    from treeopt.export.lint import build_for
-    from treeopt.optimize.build_job import run_job
-
-    if not job.constrained:
-        return run_job(calibrations, job, progress=progress), None
-    constrained = build_for(calibrations, job, progress=progress)
-    return constrained.built, constrained
-
-
 def _check_profile(options: dict[str, Any]) -> None:
-    """Refuse a profile without --nodes auto, and --nodes auto without a profile."""
+    """Refuse a profile without --nodes auto, --nodes auto without a profile, and several profiles."""
     auto = options["nodes"] == AUTO
-    if auto != (options["profile"] is not None):
+    if len(options["profile"]) > 1:
+        raise click.UsageError("several --profile belong to --drafter auto")
+    if auto != bool(options["profile"]):
         raise click.UsageError("--nodes auto and --profile go together")
     if not auto and (options["batch"] != 1 or options["context"]):
         raise click.UsageError("--batch-size and --context choose from a --profile")
@@ -182,7 +169,7 @@ def _job(options: dict[str, Any], tasks: int) -> BuildJob:
         raise click.UsageError("--mix and --robust exclude each other")
     return BuildJob(
         nodes=None if auto else options["nodes"],
-        profile=load_profile(options["profile"]) if auto else None,
+        profile=load_profile(options["profile"][0]) if auto else None,
         shares=None if options["mix"] is None else _shares(options["mix"], tasks),
         engine=options["engine"] or "",
         robust=options["robust"],
@@ -232,7 +219,7 @@ def _policy(console: Console, options: dict[str, Any], calibration: Calibration)
 
     if not options["profile"]:
         return build_policy(calibration, options["nodes"]), True
-    profile = load_profile(options["profile"])
+    profile = load_profile(options["profile"][0])
     warn_other_heads(console, calibration, profile)
     where = {"batch": options["batch"], "context": options["context"]}
     policy = fastest_policy(calibration, profile, **where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from treeopt.optimize.auto_drafter import Candidate, DrafterChoice
     from treeopt.optimize.build_job import Built
     from treeopt.policy import Plan, TreePolicy
+    from treeopt.tree import Tree
 
 _EXPECTED = "expected tokens per step"
 
@@ -32,17 +33,13 @@ def report_tree(
     output: str,
 ) -> None:
     """Print a built tree; `constrained` is what the limits of an engine cost, `files` are the tasks."""
-    from treeopt.export.lint import refusing_engines
     from treeopt.optimize.select_method import MEDUSA
 
     tree, medusa = built.tree, _medusa(built)
-    refusing = refusing_engines(tree) if constrained is None else []
-    names = ", ".join(refusing)
     console.report(
         *_size(built),
         *_choice(built),
-        *(() if constrained is None else _limits(constrained, engine)),
-        f"not exportable to {names}; treeopt build --for ENGINE builds within the limits of one" if refusing else None,
+        *(_engines(tree) if constrained is None else _limits(constrained, engine)),
         *_tasks(built, files),
     )
     if tree.nodes < built.budget:
@@ -56,14 +53,18 @@ def report_tree(
         console.warn(f"warning: too few different texts for cross-validation: {taken} is built")
     for finding in () if constrained is None else constrained.findings:
         console.warn(f"warning: {finding}")
+    _end(console, output)
+
+
+def _end(console: Console, output: str) -> None:
+    """Say what was written."""
     console.note(f"wrote {output}")
-    console.result(
-        {
-            **_tree_data(built),
-            **({"not_exportable_to": refusing} if constrained is None else _limits_data(constrained, engine)),
-            "output": output,
-        }
-    )
+    console.result({"output": output})
+
+
+def _keyed(data: Mapping[str, Any]) -> Iterator[Fact]:
+    """Facts for programs alone."""
+    return (Fact(None, value, key=key) for key, value in data.items())
 
 
 def _size(built: Built) -> Iterator[Part]:
@@ -74,6 +75,12 @@ def _size(built: Built) -> Iterator[Part]:
         f"{counted(tree.nodes, 'node')} = 1 root + {counted(len(tree.paths), 'draft')}, depth {tree.depth}, "
         f"{counted(len(tree.leaves), 'leaf')}, K = {expected.top_k} ranks per {'level' if tree.drafter else 'head'}"
     )
+    yield from _keyed(picked(tree, "nodes", "depth", "paths", "values"))
+    yield from _keyed({"leaves": len(tree.leaves), "top_k": expected.top_k})
+    steps = {name: value for name, value in vars(expected).items() if name != "top_k"}
+    yield Fact(None, steps, key="expected_tokens_per_step")
+    yield Fact(None, built.fit.trials, key="cross_validated_steps")
+    yield from _keyed({"texts_fitted": built.fitted.sequences, "texts_distinct": built.fitted.distinct})
     yield Fact("method", str(built.fit.method), key="method")
     yield Fact(_EXPECTED, expected.independent, ".3f", "independent: 1 + sum of products of accuracies")
     yield Fact("", expected.replay, ".3f", f"replay: a decoder on {texts_of(built.fitted)}")
@@ -102,12 +109,26 @@ def _choice(built: Built) -> Iterator[Part]:
             Column("speedup", lambda size: size[1].speedup, ".2f"),
         )
         yield Table(columns, [size for size in sizes if size[1] is not None])
+        yield Fact(None, picked(built.choice, "best", "at_64"), key="auto")
         yield by_one_growth(built.choice.largest)
+
+
+def _engines(tree: Tree) -> Iterator[Part]:
+    """The engines that refuse a tree."""
+    from treeopt.export.lint import refusing_engines
+
+    refusing = refusing_engines(tree)
+    yield Fact(None, refusing, key="not_exportable_to")
+    if refusing:
+        names = ", ".join(refusing)
+        yield f"not exportable to {names}; treeopt build --for ENGINE builds within the limits of one"
 
 
 def _limits(constrained: Constrained, engine: str) -> Iterator[Part]:
     """What the limits of a build cost."""
     gain = constrained.gain
+    data = {"engine": engine or None, "loss": gain and gain.as_dict()}
+    yield Fact(None, {**data, **picked(constrained, "cross_validated", "findings")}, key="limits")
     if gain is None:
         yield "what the limits cost is printed for one --calibration"
         return
@@ -118,17 +139,18 @@ def _limits(constrained: Constrained, engine: str) -> Iterator[Part]:
     )
 
 
-def _limits_data(constrained: Constrained, engine: str) -> dict[str, Any]:
-    loss = None if constrained.gain is None else constrained.gain.as_dict()
-    return {"limits": {"engine": engine or None, "loss": loss, **picked(constrained, "cross_validated", "findings")}}
-
-
 def _tasks(built: Built, files: Sequence[str]) -> Iterator[Part]:
-    if built.mixed is None:
+    mixed = built.mixed
+    if mixed is None:
         return
-    rows = [(name, row.tolist(), ".3f") for name, row in zip(files, built.mixed.matrix, strict=True)]
-    rows.append(("this tree (fitted to all)", built.mixed.tokens_per_step.tolist(), ".3f"))
-    rows.append(("share in the fit", built.mixed.shares.tolist(), ".2f"))
+    yield Fact(
+        None,
+        {"tokens_per_step": mixed.matrix, "this_tree": mixed.tokens_per_step, "shares": mixed.shares},
+        key="tasks",
+    )
+    rows = [(name, row.tolist(), ".3f") for name, row in zip(files, mixed.matrix, strict=True)]
+    rows.append(("this tree (fitted to all)", mixed.tokens_per_step.tolist(), ".3f"))
+    rows.append(("share in the fit", mixed.shares.tolist(), ".2f"))
     header = Column("tokens per step of the tree of / on", lambda row: row[0])
     yield Table((header, *(_task(name, task) for task, name in enumerate(files))), rows)
     yield "the diagonal is cross-validated where a task has five different texts or more"
@@ -138,26 +160,6 @@ def _task(name: str, task: int) -> Column:
     return Column(name, lambda row: f"{row[1][task]:{row[2]}}")
 
 
-def _tree_data(built: Built) -> dict[str, Any]:
-    tree, choice = built.tree, built.choice
-    assert tree.expected is not None
-    data: dict[str, Any] = {
-        **picked(tree, "nodes", "depth", "paths", "values"),
-        "leaves": len(tree.leaves),
-        "top_k": tree.expected.top_k,
-        "expected_tokens_per_step": {name: value for name, value in vars(tree.expected).items() if name != "top_k"},
-        "cross_validated_steps": built.fit.trials,
-        "texts_fitted": built.fitted.sequences,
-        "texts_distinct": built.fitted.distinct,
-    }
-    if choice is not None:
-        data["auto"] = picked(choice, "best", "at_64")
-    if built.mixed is not None:
-        own = {"this_tree": built.mixed.tokens_per_step, "shares": built.mixed.shares}
-        data["tasks"] = {"tokens_per_step": built.mixed.matrix, **own}
-    return data
-
-
 def report_policy(console: Console, policy: TreePolicy, plan: Plan, calibration: Calibration, output: str) -> None:
     """Print a policy; `plan` is what was written: the policy, or the root alone where plain decoding is as fast."""
     from treeopt.optimize.per_step import calibration_error
@@ -165,30 +167,19 @@ def report_policy(console: Console, policy: TreePolicy, plan: Plan, calibration:
     expected, pays = policy.expected, plan is policy
     assert expected is not None
     none = "none: plain decoding is as fast, by the profile, as the fastest per-step trees, which are these:"
-    interval = (
-        Fact("", f"{expected.low:.3f} to {expected.high:.3f} on as many new prompts (90 %)") if expected.low else None
-    )
     console.report(
         None if pays else none,
         f"at every step the most likely nodes, at most {policy.nodes}, {policy.depth} drafts deep",
         Fact(_EXPECTED, expected.replay, ".3f", f"replay: a decoder on {texts_of(calibration)}"),
         Fact("", expected.estimated, ".3f", "estimated by the drafter"),
-        interval,
+        Fact("", f"{expected.low:.3f} to {expected.high:.3f} on as many new prompts (90 %)") if expected.low else None,
         Fact("mean nodes of a step", expected.nodes, ".1f") if policy.size_cost else None,
         reliability_text(calibration),
+        *_plan(plan, KINDS[1], pays=pays),
+        *_keyed({"size_cost": policy.size_cost if pays else (), "calibration_error": calibration_error(calibration)}),
     )
     warn_few_texts(console, calibration)
-    console.note(f"wrote {output}")
-    console.result(
-        {
-            **picked(plan, "nodes", "depth", "drafter"),
-            "kind": KINDS[1] if pays else "none",
-            "size_cost": policy.size_cost if pays else (),
-            "expected_tokens_per_step": plan.expected,
-            "calibration_error": calibration_error(calibration),
-            "output": output,
-        }
-    )
+    _end(console, output)
 
 
 def report_choice(console: Console, choice: DrafterChoice, batch: int, output: str) -> None:
@@ -209,22 +200,21 @@ def report_choice(console: Console, choice: DrafterChoice, batch: int, output: s
         ),
         f"fastest: {size if pays else 'none: plain decoding'}",
         Fact(_EXPECTED, plan.expected.replay, ".3f", "replay: a decoder on the texts of its calibrations"),
+        *_plan(plan, best.kind, pays=pays),
+        Fact(None, best.group.name, key="drafter"),
     )
     for warning in choice.warnings:
         console.warn(f"warning: {warning}")
     for one in choice.candidates:
         if one.budget is not None:
             warn_other_heads(console, one.group.joined, one.group.profiles[one.kind])
-    console.note(f"wrote {output}")
-    console.result(
-        {
-            "drafter": best.group.name,
-            "kind": best.kind if pays else "none",
-            **picked(plan, "nodes", "depth"),
-            "expected_tokens_per_step": plan.expected,
-            "output": output,
-        }
-    )
+    _end(console, output)
+
+
+def _plan(plan: Plan, kind: str, *, pays: bool) -> Iterator[Fact]:
+    """For programs: the plan, and its kind where it is faster than plain decoding."""
+    yield from _keyed(picked(plan, "nodes", "depth", "drafter"))
+    yield from _keyed({"kind": kind if pays else "none", "expected_tokens_per_step": plan.expected})
 
 
 def _trees(one: Candidate) -> str:

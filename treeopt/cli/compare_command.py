@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from treeopt.files.bundled import POCKET_DRAFT
 from treeopt.files.outputs import PICTURE, write_marked
 
 if TYPE_CHECKING:
-    from treeopt.evaluate.comparison import Comparison, Figures, Row
+    from treeopt.evaluate.comparison import CompareOptions, Comparison, Figures, Row
     from treeopt.view.charts import Bar
 
 _METHODS_HELP = (
@@ -83,10 +82,9 @@ def run(console: Console, **options: Any) -> None:
     left out, and its line says why: heads and draft model are given by --heads and --draft, and the built-in model has
     both.
 
-    Steps of other sizes are timed, and of each drafter the tree with the most tokens per second by them is decoded as
-    well. The last row, recommended, repeats the method with the highest measured speed; it is autoregressive decoding
-    where no method is faster by 2 %. With --dtype float32,bfloat16 all of this is done in both, one after the other,
-    and with --compile in each of them again, with compiled forwards over trees.
+    Of each drafter the tree with the most tokens per second by timed steps is decoded as well. The last row,
+    recommended, repeats the method with the highest measured speed; it is autoregressive decoding where no method is
+    faster by 2 %. With several --dtype, and with --compile, all of this is done in each setting.
     """
     if options["svg"] is not None:
         check_outputs(options, options["svg"], kind=PICTURE)
@@ -94,14 +92,10 @@ def run(console: Console, **options: Any) -> None:
     source, dtypes = chosen_prompts(options), dtypes_of(options)
     check_inputs()
     chosen = _settings(options)
-    division = division_of(options)
     settings = [*itertools.product((False, True) if options["compile"] else (False,), dtypes)]
     if len(settings) > 1 and (options["nproc"] > 1 or is_one_of_several()):
         raise click.UsageError("--nproc takes one --dtype, and no --compile")
-    if options["repeats"] == 1:
-        _warn_busy(console)
     from treeopt.evaluate.compare import divided_compare
-    from treeopt.evaluate.comparison import CompareOptions
     from treeopt.texts.prompts import load_prompts
 
     prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
@@ -113,8 +107,7 @@ def run(console: Console, **options: Any) -> None:
             options["draft"] = POCKET_DRAFT
         draft = load_draft_model(console, options, base)
         with console.progress("compare") as progress:
-            chosen_options = CompareOptions(division=division, **chosen)
-            one = divided_compare(base, loaded, prompts, draft, chosen_options, progress)
+            one = divided_compare(base, loaded, prompts, draft, chosen, progress)
         if one is None:
             return
         _report(console, one)
@@ -135,18 +128,7 @@ def run(console: Console, **options: Any) -> None:
 command = run
 
 
-def _warn_busy(console: Console) -> None:
-    """Warn where other programs keep the cores busy: one repeat does not show how much they disturb."""
-    cores = os.cpu_count() or 1
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # there is none on Windows
-    if load > cores / 2:
-        console.warn(
-            f"warning: other programs use this machine (load {load:.1f}, {cores} cores), and one repeat does not show "
-            "how much they disturb: give --repeats 3 or more"
-        )
-
-
-def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(options: Mapping[str, Any]) -> CompareOptions:
     """The options of `compare`, checked before any model is loaded."""
     from treeopt.evaluate.comparison import METHODS, CompareOptions
 
@@ -158,8 +140,7 @@ def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
         unknown = [name for name in chosen["methods"] if name not in METHODS]
         if unknown:
             raise click.BadParameter(f"no method {unknown[0]!r}; they are {' '.join(METHODS)}", param_hint="--methods")
-    CompareOptions(**chosen)
-    return chosen
+    return CompareOptions(division=division_of(options), **chosen)
 
 
 _NAMES = {"generate": "stock generate"}  # printed in place of a method's name
@@ -189,6 +170,7 @@ def _report(console: Console, found: Comparison) -> None:
         Column("speedup", "figures.speedup", ".2f"),
         Column(equal, _share),
     )
+    gaps = [gap for row in found.rows for gap in row.gaps]
     repeats = f"median (quartiles) of {found.repeats} repeats" if found.repeats > 1 else "one repeat"
     console.report(
         Table(columns, [*found.rows, dataclasses.replace(best, method=f"recommended: {_name(best)}")]),
@@ -197,21 +179,17 @@ def _report(console: Console, found: Comparison) -> None:
         f"{equal}: texts that equal stock greedy generate token for token; "
         f"learned from {counted(found.learned, 'prompt')}, judged on {len(found.texts)} other texts",
         *(f"{row.method} was left out: {row.left_out}" for row in found.rows if row.left_out),
-    )
-    for row in found.rows if exact else ():
-        if row.lossless is False:
-            texts = counted(len(found.texts) - row.same, "text")
-            console.warn(f"warning: {row.method} differs on {texts}; treeopt validate finds the causes")
-    gaps = [gap for row in found.rows for gap in row.gaps]
-    console.report(
-        "where a text first differs, the logits of the two tokens by one forward are "
-        f"{min(gaps):.2g} to {max(gaps):.2g} apart; treeopt validate finds the causes"
+        f"logits where a text first differs: {min(gaps):.2g} to {max(gaps):.2g} apart, by one forward"
         if gaps
         else None,
         *_parts(found),
         f"not judged, as they equal learned ones: {counted(found.dropped, 'prompt')}" if found.dropped else None,
         skipped_text(found.skipped),
     )
+    for row in found.rows if exact else ():
+        if row.lossless is False:
+            texts = counted(len(found.texts) - row.same, "text")
+            console.warn(f"warning: {row.method} differs on {texts}; treeopt validate finds the causes")
 
 
 def _parts(found: Comparison) -> Iterator[str | Table]:

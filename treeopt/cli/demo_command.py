@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,24 @@ NODES = 16
 _PROMPTS, _TOKENS = 40, 96  # prompts and new tokens of the calibrations
 _SAMPLED = 2 * _PROMPTS * _TOKENS  # tokens to learn from besides the greedy answers: two more answers a prompt
 _EVALUATED = 8  # other prompts, decoded with each tree
-_MEDUSA = ("--values", "independent", "--weights", "uniform")
-_TREES = ("medusa", "static", "dynamic", "no-heads")
-_TRACES = ("heads.safetensors", "heads-ngram.safetensors", "ngram.safetensors")
-_DRAFTERS = ("heads-ngram.drafter.safetensors", "ngram.drafter.safetensors")
+_TREES = {  # name: what it is, its traces, and how it is built
+    "medusa": ("Medusa tree, heads", "heads", "--values independent --weights uniform"),
+    "static": ("static tree, heads+ngram", "heads-ngram", ""),
+    "dynamic": ("per-step trees, heads+ngram", "heads-ngram", "--kind dynamic"),
+    "no-heads": ("no heads: per-step trees, ngram", "ngram", "--kind dynamic"),
+}
+_DRAFTERS = {"heads-ngram": HEADS_NGRAM, "ngram": NGRAM}  # by the name of their traces
 _RESULTS = {name: f"validate-{name}{NODES}.json" for name in _TREES}  # what validate --json prints
 _DECODING, _REPORT = "generate.json", "report.html"
-_BUILT: tuple[str, ...] = (*_TRACES, *_DRAFTERS)
-_BUILT += (*(f"{name}{NODES}.yaml" for name in _TREES), "tree.svg", "tree.safetensors")
-_BUILT += (*_RESULTS.values(), _DECODING, REPORT_INPUTS_FILE, _REPORT)
+_FILES = (
+    "heads.safetensors",
+    *(f"{name}.safetensors" for name in _DRAFTERS),
+    *(f"{name}.drafter.safetensors" for name in _DRAFTERS),
+    *(f"{name}{NODES}.yaml" for name in _TREES),
+    *("tree.svg", "tree.safetensors"),
+    *(*_RESULTS.values(), _DECODING, REPORT_INPUTS_FILE, _REPORT),
+)
+_CURVE_NODES = 32  # largest size of the report's curves
 _PROMPT = "def read_lines(path):"  # of the text in the report; the built-in model writes Python
 _IN_REPORT = {  # relative to the folder; the first validation is the headline
     "calibrations": ["heads.safetensors", "heads-ngram.safetensors"],
@@ -41,14 +50,19 @@ _IN_REPORT = {  # relative to the folder; the first validation is the headline
     "validation": [_RESULTS[name] for name in ("static", "dynamic", "no-heads", "medusa")],
     "decoding": _DECODING,
 }
-_CURVE_NODES = 32  # largest size of the report's curves
-_SHORT = ("--max-new-tokens", _TOKENS)
-_LABELS = {
-    "medusa": "Medusa tree, heads",
-    "static": "static tree, heads+ngram",
-    "dynamic": "per-step trees, heads+ngram",
-    "no-heads": "no heads: per-step trees, ngram",
-}
+
+
+def _steps() -> Iterator[tuple[str, ...]]:
+    """The commands that write traces, trees and pictures, with the files of each; `{}` is the folder."""
+    limits = f"--limit {_PROMPTS} --max-new-tokens {_TOKENS}"
+    yield f"calibrate {limits}", "heads.safetensors"
+    for name, drafter in _DRAFTERS.items():
+        learning = f"calibrate --drafter {drafter} --learn-tokens {_SAMPLED} {limits}"
+        yield learning, f"{name}.safetensors", f"{name}.drafter.safetensors"
+    for name, (_, traces, how) in _TREES.items():
+        yield f"build --calibration {{}}/{traces}.safetensors --nodes {NODES} {how}", f"{name}{NODES}.yaml"
+    yield f"render {{}}/medusa{NODES}.yaml", "tree.svg"
+    yield f"compile {{}}/medusa{NODES}.yaml", "tree.safetensors"
 
 
 @command("demo")
@@ -66,25 +80,33 @@ def run(console: Console, output: str, force: bool) -> None:
     begin = time.monotonic()
     folder = make_folder(output)
     manifest = Manifest(folder / "demo-manifest.json")
-    manifest.check(_BUILT, force=force)
+    manifest.check(_FILES, force=force)
     import torch
 
     torch.set_num_threads(1)  # a second thread gains nothing on a model this small, and on busy cores is far slower
 
-    def make(name: str, *arguments: object, output: str, beside: str = "") -> dict[str, Any]:
-        """Run a command that writes `output`, and perhaps a file beside it; the manifest was checked for both."""
-        made = _run(console, name, *arguments, "--force", "-o", str(folder / output))
-        manifest.add(filter(None, (output, beside)))
+    def make(words: Iterable[object], *files: str) -> dict[str, Any]:
+        """Run a command that writes files, which the manifest was checked for."""
+        made = _run(console, *words, "--force", "-o", folder / files[0])
+        manifest.add(files)
         return made
 
-    _make_all(console, make, folder)
-    trees = {name: str(folder / f"{name}{NODES}.yaml") for name in _TREES}
+    for line, *files in _steps():
+        made = make([word.format(folder) for word in line.split()], *files)
+        if line.startswith("calibrate"):
+            _say_accuracy(console, made)
+    trees = {name: folder / f"{name}{NODES}.yaml" for name in _TREES}
     others = ("--skip", _PROMPTS, "--limit", _EVALUATED, "--max-new-tokens", _TOKENS)
     results = {name: _run(console, "validate", "--tree", tree, *others) for name, tree in trees.items()}
-    _write_report(make, folder, results, _run(console, "generate", _PROMPT, "--tree", trees["static"], *_SHORT))
-    manifest.add((*_RESULTS.values(), _DECODING, REPORT_INPUTS_FILE))
+    kept: dict[str, Any] = {_RESULTS[name]: one for name, one in results.items()}
+    kept[_DECODING] = _run(console, "generate", _PROMPT, "--tree", trees["static"], "--max-new-tokens", _TOKENS)
+    kept[REPORT_INPUTS_FILE] = _IN_REPORT
+    for name, content in kept.items():
+        write_text(folder / name, json.dumps(content, indent=1) + "\n")
+    manifest.add(kept)
+    make(("report", folder, "--largest", _CURVE_NODES), _REPORT)
     _report(console, results)
-    written = [str(folder / name) for name in _BUILT]
+    written = [str(folder / name) for name in _FILES]
     console.say(f"wrote {' '.join(written)}")
     console.say(f"open {folder / _REPORT} in a browser: the figures, the tree and a decoded text on one page")
     yours = "--model YOUR_MODEL, or --heads YOUR_HEADS, and --prompts YOUR_PROMPTS"
@@ -93,38 +115,6 @@ def run(console: Console, output: str, force: bool) -> None:
 
 
 command = run
-
-
-def _make_all(console: Console, make: Callable[..., dict[str, Any]], folder: Path) -> None:
-    """Write the calibrations, the drafter, the trees, the picture and the compiled tree."""
-    heads, both, ngram = (folder / name for name in _TRACES)
-    medusa, static, dynamic, no_heads = (f"{name}{NODES}.yaml" for name in _TREES)
-    limits = ("--limit", _PROMPTS, "--max-new-tokens", _TOKENS)
-    _say_accuracy(console, make("calibrate", *limits, output=heads.name))
-    for drafter, traces, beside in zip((HEADS_NGRAM, NGRAM), (both, ngram), _DRAFTERS, strict=True):
-        learning = ("--drafter", drafter, "--learn-tokens", _SAMPLED)
-        _say_accuracy(console, make("calibrate", *learning, *limits, output=traces.name, beside=beside))
-    size = ("--nodes", NODES)
-    make("build", "--calibration", heads, *size, *_MEDUSA, output=medusa)
-    make("build", "--calibration", both, *size, output=static)
-    make("build", "--calibration", both, *size, "--kind", "dynamic", output=dynamic)
-    make("build", "--calibration", ngram, *size, "--kind", "dynamic", output=no_heads)
-    make("render", folder / medusa, output="tree.svg")
-    make("compile", folder / medusa, output="tree.safetensors")
-
-
-def _write_report(
-    make: Callable[..., dict[str, Any]], folder: Path, results: dict[str, dict[str, Any]], decoding: dict[str, Any]
-) -> None:
-    """Keep the results of validate and generate, and write the page about them."""
-    kept = {
-        _DECODING: decoding,
-        REPORT_INPUTS_FILE: _IN_REPORT,
-        **{_RESULTS[name]: one for name, one in results.items()},
-    }
-    for name, content in kept.items():
-        write_text(folder / name, json.dumps(content, indent=1) + "\n")
-    make("report", folder, "--largest", _CURVE_NODES, output=_REPORT)
 
 
 def _say_accuracy(console: Console, found: dict[str, Any]) -> None:
@@ -138,7 +128,7 @@ def _report(console: Console, results: dict[str, dict[str, Any]]) -> None:
     rows = [["autoregressive", "1.000", "1.000", "1.00", "yes"]]
     for name, one in results.items():
         rates = [f"{one[key]:.3f}" for key in ("predicted_tokens_per_step", "tokens_per_step")]
-        rows.append([_LABELS[name], *rates, f"{one['speedup']:.2f}", "yes" if one["lossless"] else "NO"])
+        rows.append([_TREES[name][0], *rates, f"{one['speedup']:.2f}", "yes" if one["lossless"] else "NO"])
     console.say()
     console.table([f"{NODES} nodes", "predicted τ", "measured τ", "speedup", "lossless"], rows)
     console.say(
@@ -146,13 +136,13 @@ def _report(console: Console, results: dict[str, dict[str, Any]]) -> None:
     )
 
 
-def _run(console: Console, name: str, *arguments: object) -> dict[str, Any]:
+def _run(console: Console, *arguments: object) -> dict[str, Any]:
     """Run a command in this process and return its JSON; its errors are those of the demo."""
-    texts = [str(argument) for argument in arguments]
-    console.say(f"$ treeopt {shlex.join([name, *texts])}")
+    words = [str(argument) for argument in arguments]
+    console.say(f"$ treeopt {shlex.join(words)}")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        run_inside([name, *texts, "--json"], notes=True)
+        run_inside([*words, "--json"], notes=True)
     found: dict[str, Any] = json.loads(printed.getvalue() or "{}")
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +61,6 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
 
     On a terminal the tokens of one step have the same color. In a pipe standard output is the answer, byte for byte.
     With --compile the text is decoded twice, and only the second time is shown and timed.
-    The last line on standard error gives tokens per step (all tokens / all steps) and speed.
     """
     text = _prompt(prompt)
     drawn = options["acceptance"] == REJECTION
@@ -70,15 +68,13 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     check_inputs()
     chosen = None if drawn else chosen_plan(options)
     rule = acceptance_rule(options, rules=_RULES)
-    if chosen is not None:
-        options |= _named_models(options, chosen)
     from treeopt.decode.stream import decoded_steps, stream_text, whole_text
     from treeopt.models.base import now
     from treeopt.texts.encode import encode
     from treeopt.texts.prompts import request
 
-    make = _drawn_decoder if chosen is None else functools.partial(_decoder, chosen=chosen)
-    decoder, origin = make(console, options, rule)
+    made = _drawn_decoder(console, options, rule) if chosen is None else _decoder(console, options, rule, chosen)
+    decoder, origin = made
     base, limit = decoder.base, options["max_new_tokens"]
     assert base.tokenizer is not None
     ids, _ = encode(request(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
@@ -88,14 +84,13 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     begin = now(base)
     decoding, ready = decoder.start(ids, limit), now(base)
     steps = [piece.tokens for piece in _streamed(stream_text(decoding, base.tokenizer), console) if piece.tokens]
-    measured = _measured(console, steps, ready - begin, now(base) - ready, rule)
+    measured = _measured(console, decoder, steps, ready - begin, now(base) - ready)
     console.result(
         {
             "text": whole_text(measured["tokens"], base.tokenizer),
             "prompt": text,
             **measured,
             "steps": [vars(step) for step in decoded_steps(decoder, ids, steps)] if console.for_programs else [],
-            **_drafts_of(decoder, steps),
             "prompt_tokens": len(ids),
             "nodes": decoder.trees.nodes,
             "acceptance": options["acceptance"],
@@ -139,7 +134,7 @@ def _decoder(
     """The decoder of a tree or policy, and the result's origin."""
     from treeopt.decode.decoder import TreeDecoder
 
-    used = load_for_plan(console, options, chosen)
+    used = load_for_plan(console, {**options, **_named_models(options, chosen)}, chosen)
     heads = None if used.heads is None else used.heads.heads
     decoder = TreeDecoder(used.base, heads, used.plan, drafter=used.drafter, draft=used.draft, acceptance=rule)
     return decoder, origin_of(used.base, used.heads, used.draft, used.plan)
@@ -161,31 +156,29 @@ def _drawn_decoder(console: Console, options: Mapping[str, Any], rule: Rule) -> 
     return TreeDecoder(base, None, chain, acceptance=rule), origin_of(base, None, draft)
 
 
-def _measured(console: Console, steps: Sequence[Step], prefill: float, seconds: float, rule: Rule) -> dict[str, Any]:
-    """Tokens, steps and speed of the text, printed to standard error; the first token is known after the prefill."""
+def _measured(
+    console: Console, decoder: TreeDecoder, steps: Sequence[Step], prefill: float, seconds: float
+) -> dict[str, Any]:
+    """The figures of the text, printed to standard error; the first token is known after the prefill."""
+    from treeopt.decode.draft_metrics import DraftMetrics
+
+    counts, lengths = [step.num_draft_tokens for step in steps], [len(step) for step in steps]
     tokens = [token for step in steps for token in step]
     speed = (len(tokens) - 1) / seconds if len(tokens) > 1 else None
     rate = "" if speed is None else f"  {speed:.0f} tokens/s"
     console.note(  # the text need not end its line
         f"\n{len(tokens) / len(steps):.2f} tokens per step  {len(tokens)} tokens in {len(steps)} steps{rate}  "
         f"(first token after {prefill * 1e3:.0f} ms, not included)"
-        + ("  LOSSY: typical acceptance" if rule.lossy else "")
+        + ("  LOSSY: typical acceptance" if decoder.acceptance.lossy else "")
     )
     return {
         "tokens": tokens,
-        "step_lengths": [len(step) for step in steps],
+        "step_lengths": lengths,
         "tokens_per_step": len(tokens) / len(steps),
         "tokens_per_second": speed,
         "prefill_seconds": prefill,
+        **DraftMetrics.of_steps(lengths, counts, decoder.trees.depth).as_dict(),
     }
-
-
-def _drafts_of(decoder: TreeDecoder, steps: Sequence[Step]) -> dict[str, Any]:
-    """The figures of the drafts that were verified and accepted."""
-    from treeopt.decode.draft_metrics import DraftMetrics
-
-    counts = [step.num_draft_tokens for step in steps]
-    return DraftMetrics.of_steps([len(step) for step in steps], counts, decoder.trees.depth).as_dict()
 
 
 def _prompt(given: str | None) -> str:

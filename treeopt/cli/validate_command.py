@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,23 +24,20 @@ from treeopt.cli.options import (
 )
 from treeopt.cli.processes import division_of, nproc_option
 from treeopt.cli.validate_report import (
+    check_minima,
     differences_error,
-    report_greedy,
+    report_figures,
     report_judged,
     report_sample,
     report_typical,
-    threshold_error,
 )
 from treeopt.errors import counted
 
 if TYPE_CHECKING:
     from treeopt.evaluate.runs import Measured
-    from treeopt.evaluate.validate import TypicalValidation, Validation
     from treeopt.policy import Plan
-    from treeopt.texts.prompts import Skipped
 
 _RULES = (GREEDY, SAMPLE, TYPICAL)
-_BATCHES = "texts of a batch share the largest size that is best for one of them, the prediction takes each alone"
 
 
 @command("validate")
@@ -61,51 +58,43 @@ _BATCHES = "texts of a batch share the largest size that is best for one of them
 def run(console: Console, **options: Any) -> None:
     """Decode every prompt with the tree, autoregressively, by stock `generate` and by prompt lookup, and compare.
 
-    Lossless means: token for token the text of stock greedy `generate`. After the metrics are printed, the first
-    --judge differing texts are judged by a float64 forward on the CPU. The cause is a tie (equal logits), rounding (a
-    gap below the resolution of the dtype) or a bug. Exit status 5 for a bug; in float32 also for rounding and for a
-    difference that was not judged. In bfloat16 and float16 these two are reported and are not failures, so use float32
-    to prove that a tree is lossless.
+    Lossless means: token for token the text of stock greedy `generate`. The first --judge differing texts are judged by
+    a float64 forward on the CPU. The cause is a tie (equal logits), rounding (a gap below the resolution of the dtype)
+    or a bug. Exit status 5 for a bug; in float32 also for rounding and for a difference that was not judged. In half
+    precision these two are no failures, so use float32 to prove that a tree is lossless.
 
     --drafter alone takes the tree that the drafter recommends. Without --tree, --drafter and --heads, per-step trees of
-    16 nodes are drafted from the text so far.
+    16 nodes are drafted from the text so far. The prediction is independent of the decoder: a separate teacher-forced
+    pass, and replay.
 
-    The prediction is independent of the decoder: a separate teacher-forced pass, and replay.
+    Prompts with `turns` (MT-bench, Spec-Bench) are decoded turn by turn, each after the model's answer. Metrics are
+    printed for each turn and each `category`.
 
-    Prompts with `turns` (MT-bench, Spec-Bench) are decoded turn by turn, each after the model's answer; without a chat
-    template the turns are joined by newlines. Metrics are printed for each turn and each `category`.
-
-    --acceptance sample decodes every prompt --repeats times, each with draws of its own, which depend on --seed. Texts
-    are not compared token for token. Lossless means: the first tokens after the four shortest prompts, --draws times
-    each, have the distribution of the base and of stock `generate` (chi-square tests; exit status 5 where a p-value
-    times the number of tests is below 1e-4). Predicted and measured tokens per step are printed with their standard
-    errors, clustered by prompt.
+    --acceptance sample decodes every prompt --repeats times. Lossless means: the first tokens after the four shortest
+    prompts, --draws times each, have the distribution of the base and of stock `generate` (chi-square tests; exit
+    status 5 where a p-value times the number of tests is below 1e-4). --acceptance typical is lossy: its texts are
+    compared with greedy and sampled texts.
 
     --nproc divides the batches among processes. Processes on one CPU slow each other down, so speeds are to be
     compared within a run only.
-
-    --acceptance typical is lossy. Its texts are compared with greedy and sampled texts: mean log-likelihood under the
-    base, distinct n-grams, agreement with the greedy texts.
     """
     source = chosen_prompts(options)
     check_inputs()
     chosen = chosen_plan(options)
     settings = _settings(options)
-    settings["division"] = division_of(options)
     from treeopt.evaluate.validate import divided_validate, make_inputs
 
     used, encoded = load_with_prompts(console, options, chosen, source)
     _note_calibrated(console, used.plan, source, options["skip"])
-    settings["draft"] = used.draft
     with console.progress("validate") as progress:
+        settings |= {"draft": used.draft}
         inputs = make_inputs(used.base, used.heads, used.plan, encoded.texts, None, used.drafter, settings)
         found = divided_validate(*inputs, progress)
     if found is None:
         return
-    _report(console, found, used, encoded.skipped, options["judge"])
-    below = threshold_error(found, options["min_tokens_per_step"], options["min_speedup"])
-    if below is not None:
-        raise below
+    report_figures(console, found, encoded.skipped, origin_of(used.base, used.heads, used.draft, used.plan))
+    _report(console, found, used, options["judge"])
+    check_minima(found, options["min_tokens_per_step"], options["min_speedup"])
 
 
 command = run
@@ -131,47 +120,44 @@ def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
     if options["temperature"] == 0:
         raise click.UsageError("--temperature 0 is greedy decoding, which is the default: leave out --acceptance")
     settings = {name: options[name] for name in ("max_new_tokens", "repeats", "batch_size", "chat_template")}
-    settings |= {"judge": 0, "acceptance": acceptance_rule(options, rules=_RULES)}
-    return settings if options["draws"] is None else {**settings, "draws": options["draws"]}
+    settings |= {} if options["draws"] is None else {"draws": options["draws"]}
+    rule = acceptance_rule(options, rules=_RULES)
+    return {**settings, "judge": 0, "acceptance": rule, "division": division_of(options)}
 
 
-def _report(console: Console, found: Measured, used: LoadedPlan, skipped: Sequence[Skipped], judge: int | None) -> None:
+def _report(console: Console, found: Measured, used: LoadedPlan, judge: int | None) -> None:
     """Print what was found under the rule; raise E501 where it is not lossless and should be."""
     from treeopt.evaluate.runs import JUDGED
     from treeopt.evaluate.validate import TypicalValidation, Validation, advice
     from treeopt.evaluate.validate_sample import SampleValidation
 
-    origin = origin_of(used.base, used.heads, used.draft, used.plan)
+    _warn_prediction(console, found, used.plan)
     if isinstance(found, SampleValidation):
-        report_sample(console, found, skipped, origin)
-        if _shared(found, used.plan):
-            console.warn(f"warning: the predicted tokens per step are too low: {_BATCHES}")
-        return
-    if isinstance(found, TypicalValidation):
-        report_typical(console, found, skipped, origin)
-    else:
-        assert isinstance(found, Validation)
-        report_greedy(console, found, skipped)
-        found = found.judged(used.base, JUDGED if judge is None else judge)
-        report_judged(console, found, used.base.tokenizer, skipped, origin)
+        report_sample(console, found)
+    elif isinstance(found, TypicalValidation):
+        report_typical(console, found)
+    elif isinstance(found, Validation):
         for warning in advice(found):
             console.warn(f"warning: {warning}")
+        found = found.judged(used.base, JUDGED if judge is None else judge)
+        report_judged(console, found, used.base.tokenizer)
         if found.failures:
             raise differences_error(found, used.base.tokenizer)
-    _warn_prediction(console, found, used.plan)
 
 
-def _warn_prediction(console: Console, found: Validation | TypicalValidation, plan: Plan) -> None:
-    """Warn of texts whose number of steps was not predicted, with the reason."""
-    if found.prediction_misses:
-        reason = "two candidates of nearly equal logits changed ranks by rounding, or there is a bug"
-        texts = counted(len(found.prediction_misses), "text")
-        why = _BATCHES if _shared(found, plan) else reason
-        console.warn(f"warning: another number of steps than predicted in {texts}: {why}")
-
-
-def _shared(found: Measured, plan: Plan) -> bool:
-    """Whether the texts of a batch share the size of a step's tree; replay takes each text alone."""
+def _warn_prediction(console: Console, found: Measured, plan: Plan) -> None:
+    """Warn of a number of steps that was not predicted, with the reason."""
     from treeopt.policy import TreePolicy
 
-    return isinstance(plan, TreePolicy) and len(plan.sizes) > 1 and found.batch_size > 1
+    misses = getattr(found, "prediction_misses", ())  # under sampling steps are not predicted one by one
+    shared = isinstance(plan, TreePolicy) and len(plan.sizes) > 1 and found.batch_size > 1
+    if shared and found.tokens_per_step != found.predicted.tokens_per_step:
+        console.warn(
+            "warning: not as predicted: texts of a batch share the largest size that is best for one of them, the "
+            "prediction takes each alone"
+        )
+    elif misses:
+        console.warn(
+            f"warning: another number of steps than predicted in {counted(len(misses), 'text')}: two candidates of "
+            "nearly equal logits changed ranks by rounding, or there is a bug"
+        )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console, row_of, skipped_text, threads
-from treeopt.cli.facts import Column, Fact, Table, percent, picked
+from treeopt.cli.facts import Column, Fact, Table, attribute, percent, picked
 from treeopt.errors import Code, TreeoptError
 
 if TYPE_CHECKING:
@@ -28,29 +28,8 @@ _MEASURED = "tokens per step"
 _HALF = ("bfloat16", "float16")
 
 
-def report_greedy(console: Console, found: Validation, skipped: Sequence[Skipped]) -> None:
-    """Print the figures, before differing texts are judged, which may take long."""
-    comparable, misses = sum(trial.same for trial in found.metrics.trials), len(found.prediction_misses)
-    counts = f"{found.metrics.tokens} tokens / {found.metrics.steps} steps"
-    agree = f"predicted by replay; steps agree on {comparable - misses}/{comparable} texts"
-    _report_figures(
-        console,
-        found,
-        skipped,
-        Fact(_MEASURED, found.tokens_per_step, ".4f", f"measured: {counts} {_TAU}"),
-        Fact("", found.predicted.tokens_per_step, ".4f", agree),
-        Fact("", found.expected_tokens_per_step, ".4f", "expected by the calibration"),
-    )
-
-
-def report_judged(
-    console: Console,
-    found: Validation,
-    tokenizer: PreTrainedTokenizerBase | None,
-    skipped: Sequence[Skipped],
-    origin: Mapping[str, Any],
-) -> None:
-    """Print whether the texts are lossless; with --json, print the whole report, with the keys of `origin_of`."""
+def report_judged(console: Console, found: Validation, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Print whether the texts are lossless, and the differences that are not failures."""
     console.report(*lossless_rows(found))
     tolerated = [one for one in found.our_differences if one not in found.failures]
     if tolerated:
@@ -63,9 +42,7 @@ def report_judged(
             **picked(found, "lossless", "differing", "differences"),
             "failures": len(found.failures),
             "judged": found.num_judged,
-            "prediction_misses": [miss.prompt_id for miss in found.prediction_misses],
-            **_figures(found, skipped),
-            **origin,
+            "prediction_misses": [one.prompt_id for one in found.prediction_misses],
         }
     )
 
@@ -106,50 +83,26 @@ def differences_error(found: Validation, tokenizer: PreTrainedTokenizerBase | No
     )
 
 
-def threshold_error(found: Measured, tokens_per_step: float | None, speedup: float | None) -> TreeoptError | None:
-    """E505 where a metric is below its minimum; None where none is."""
-    faults, options = [], []
-    if tokens_per_step is not None and found.tokens_per_step < tokens_per_step:
-        faults.append(f"{found.tokens_per_step:.4f} tokens per step, the minimum is {tokens_per_step:g}")
-        options.append("--min-tokens-per-step")
-    if speedup is not None and (found.speedup is None or found.speedup < speedup):
-        measured = "no speedup was measured" if found.speedup is None else f"speedup {found.speedup:.3f}"
-        faults.append(f"{measured}, the minimum is {speedup:g}")
-        options.append("--min-speedup")
-    if not faults:
-        return None
-    return TreeoptError(Code.BELOW_THRESHOLD, "; ".join(faults), at=", ".join(options))
+def check_minima(found: Measured, tokens_per_step: float | None, speedup: float | None) -> None:
+    """Raise E505 where a metric is below its minimum."""
+    timed = "no speedup was measured" if found.speedup is None else f"speedup {found.speedup:.3f}"
+    checks = (
+        ("--min-tokens-per-step", tokens_per_step, found.tokens_per_step, f"{found.tokens_per_step:.4f} {_MEASURED}"),
+        ("--min-speedup", speedup, found.speedup, timed),
+    )
+    below = {
+        option: f"{what}, the minimum is {least:g}"
+        for option, least, value, what in checks
+        if least is not None and (value is None or value < least)
+    }
+    if below:
+        raise TreeoptError(Code.BELOW_THRESHOLD, "; ".join(below.values()), at=", ".join(below))
 
 
-def report_sample(
-    console: Console, found: SampleValidation, skipped: Sequence[Skipped], origin: Mapping[str, Any]
-) -> None:
-    """Print the results under sampling, with --json as JSON, with the keys of `origin_of`.
-
-    Raises:
-        TreeoptError: E501 where a test found another distribution.
-    """
+def report_sample(console: Console, found: SampleValidation) -> None:
+    """Print the tests of the distribution; raise E501 where one found another."""
     from treeopt.evaluate.validate_sample import ALPHA
 
-    score = "no standard error with one prompt" if found.z_score is None else f"z-score {found.z_score:+.2f}"
-    score += ", which means nothing with so few accepted drafts" if found.z_score and found.few_drafts else ""
-    measured, predicted = (
-        "" if error is None else f"± {error:.4f} "
-        for error in (found.measured_standard_error, found.predicted_standard_error)
-    )
-    expected = Fact("", found.expected_tokens_per_step, ".4f", "expected by the calibration")
-    _report_figures(
-        console,
-        found,
-        skipped,
-        Fact(
-            _MEASURED, found.tokens_per_step, ".4f", f"{measured}measured on {len(found.metrics.trials)} texts  {_TAU}"
-        ),
-        Fact(
-            "", found.predicted.tokens_per_step, ".4f", f"{predicted}predicted on the texts of stock generate; {score}"
-        ),
-        *([] if expected.value is None else [expected]),
-    )
     answer = "not tested"
     if found.p_value is not None:
         answer = (
@@ -164,7 +117,7 @@ def report_sample(
         )
     own = ("lossless", "p_value", "tests", "measured_standard_error", "predicted_standard_error", "z_score")
     rule = picked(found.rule, "temperature", "top_k", "top_p", "seed", "lossy")
-    console.result({"acceptance": "sample", **rule, **picked(found, *own), **_figures(found, skipped), **origin})
+    console.result({"acceptance": "sample", **rule, **picked(found, *own)})
     if found.lossless is False:
         raise _distribution_error(found, ALPHA / (2 * len(found.tests)))
 
@@ -195,38 +148,23 @@ def _distribution_error(found: SampleValidation, limit: float) -> TreeoptError:
     )
 
 
-def report_typical(
-    console: Console, found: TypicalValidation, skipped: Sequence[Skipped], origin: Mapping[str, Any]
-) -> None:
-    """Print the results under typical acceptance, with --json as JSON, with the keys of `origin_of`."""
-    trials, misses = len(found.metrics.trials), len(found.prediction_misses)
-    agree = f"predicted by replay of the rule on these texts; steps agree on {trials - misses}/{trials} texts"
-    _report_figures(
-        console,
-        found,
-        skipped,
-        Fact(_MEASURED, found.tokens_per_step, ".4f", f"measured  {_TAU}"),
-        Fact("", found.predicted.tokens_per_step, ".4f", agree),
-    )
+def report_typical(console: Console, found: TypicalValidation) -> None:
+    """Print the quality of the texts under typical acceptance."""
     rule = picked(found.rule, "temperature", "epsilon", "delta")
     names = {"generate": "greedy", "tree": "typical"}
-    kinds = [(names.get(name, name), one) for name, one in found.quality.items()]
+    quality = Table(_QUALITY, [(names.get(name, name), one) for name, one in found.quality.items()])
     settings = ", ".join(f"{name} {value:g}" for name, value in rule.items())
     lossy = f"no, LOSSY by its definition: it accepts drafts that are likely enough ({settings})"
-    console.report(Table(_QUALITY, kinds), Fact("lossless", lossy))
-    named = [column for column in _QUALITY if column.name]
+    console.report(quality, Fact("lossless", lossy))
+    kinds = [kind.replace(" ", "_") for kind, _ in quality.records]
     console.result(
         {
             "acceptance": "typical",
             **rule,
             "lossy": found.rule.lossy,
             "lossless": False,
-            "prediction_misses": [miss.prompt_id for miss in found.prediction_misses],
-            "quality": {
-                kind[0].replace(" ", "_"): {column.name: column.of(kind) for column in named} for kind in kinds
-            },
-            **_figures(found, skipped),
-            **origin,
+            "prediction_misses": [one.prompt_id for one in found.prediction_misses],
+            "quality": dict(zip(kinds, quality.value, strict=True)),
         }
     )
 
@@ -241,8 +179,8 @@ _QUALITY = (  # of a name and the quality of its texts
 )
 
 
-def _report_figures(console: Console, found: Measured, skipped: Sequence[Skipped], *tokens: Fact) -> None:
-    """Print the figures of any rule: tokens per step, drafts, speeds, depths, categories and turns, skipped prompts."""
+def report_figures(console: Console, found: Measured, skipped: Sequence[Skipped], origin: Mapping[str, Any]) -> None:
+    """Print the figures of any rule, before differing texts are judged, which may take long."""
     metrics, made = found.metrics, found.made_by
     drafts = metrics.draft_metrics()
     assert drafts is not None  # of the tree, which our decoder always reports
@@ -259,7 +197,7 @@ def _report_figures(console: Console, found: Measured, skipped: Sequence[Skipped
     by_turn = {f"turn {turn}": part for turn, part in metrics.by_turn.items()} if len(metrics.by_turn) > 1 else {}
     shares = zip(found.measured_by_depth, found.predicted.acceptance_by_depth().tolist(), strict=True)
     console.report(
-        *tokens,
+        *_tokens_per_step(found),
         Fact("drafts", drafts.num_draft_tokens, note=accepted),
         Table(baselines, metrics.baselines),
         Fact("overhead", metrics.overhead, ".2f"),
@@ -268,7 +206,31 @@ def _report_figures(console: Console, found: Measured, skipped: Sequence[Skipped
         Table(_DEPTHS, [(depth, *pair) for depth, pair in enumerate(shares, start=1)]),
         Table(_PARTS, [*metrics.by_category.items(), *by_turn.items()]),
         skipped_text([*skipped, *found.skipped]),
+        *(Fact(None, value, key=key) for key, value in {**_figures(found, skipped), **origin}.items()),
     )
+
+
+def _tokens_per_step(found: Measured) -> Iterator[Fact]:
+    """Measured, predicted, and expected by the calibration, with what each is of."""
+    from treeopt.evaluate.validate_sample import SampleValidation
+
+    trials = found.metrics.trials
+    measured = f"measured: {found.metrics.tokens} tokens / {found.metrics.steps} steps"
+    agree = sum(one.steps == one.predicted_steps for one in trials)
+    predicted = f"predicted by replay; steps agree on {agree}/{len(trials)} texts"
+    if isinstance(found, SampleValidation):
+        score = "no standard error with one prompt" if found.z_score is None else f"z-score {found.z_score:+.2f}"
+        score += ", which means nothing with so few accepted drafts" if found.z_score and found.few_drafts else ""
+        measured = f"{_error(found.measured_standard_error)}measured on {len(trials)} texts"
+        predicted = f"{_error(found.predicted_standard_error)}predicted on the texts of stock generate; {score}"
+    yield Fact(_MEASURED, found.tokens_per_step, ".4f", f"{measured} {_TAU}")
+    yield Fact("", found.predicted.tokens_per_step, ".4f", predicted)
+    if found.expected_tokens_per_step is not None:
+        yield Fact("", found.expected_tokens_per_step, ".4f", "expected by the calibration")
+
+
+def _error(error: float | None) -> str:
+    return "" if error is None else f"± {error:.4f} "
 
 
 _DEPTHS = (
@@ -288,31 +250,32 @@ _PARTS = (  # of a name and the metrics of its texts
 
 def _figures(found: Measured, skipped: Sequence[Skipped]) -> dict[str, Any]:
     """The part of the JSON object that all rules have."""
-    metrics, predicted = found.metrics, found.predicted
-    left_out = [*skipped, *found.skipped]
-    own = ("nodes", "expected_tokens_per_step", "repeats", "batch_size", "left_out", "made_by")
-    keys = {name.replace(" ", "_"): name for name in metrics.baselines}
-    spreads = {
-        "tokens_per_second": {key: metrics.tokens_per_second(name) for key, name in keys.items()},
-        "speedup_vs_autoregressive": {key: metrics.speedup(name) for key, name in keys.items()},
-        "overhead": metrics.overhead,
-        "speedup": metrics.speedup(),
-    }
-    depths = {"measured": found.measured_by_depth, "predicted": predicted.acceptance_by_depth()}
+    metrics, predicted, left_out = found.metrics, found.predicted, [*skipped, *found.skipped]
+
+    def each(figure: Callable[[str], Any]) -> dict[str, Any]:
+        return {name.replace(" ", "_"): figure(name) for name in metrics.baselines}
+
+    rates, ratios = each(metrics.tokens_per_second), each(metrics.speedup)
     return {
-        **picked(found, *own),
+        **picked(found, "nodes", "expected_tokens_per_step", "repeats", "batch_size", "left_out", "made_by"),
         **_part(metrics),
         "predicted_tokens_per_step": predicted.tokens_per_step,
         "prompts": len({text.dialogue for text in found.texts}),
         "skipped": len(left_out),
         "skipped_prompts": left_out,
         "predicted_acceptance_histogram": predicted.histogram,
-        "acceptance_by_depth": depths,
+        "acceptance_by_depth": {"measured": found.measured_by_depth, "predicted": predicted.acceptance_by_depth()},
         "smaller_trees": found.smaller,
-        **_each(spreads, lambda spread: spread.median),
-        "prefill_seconds": {key: metrics.prefill_seconds(name) for key, name in keys.items()},
-        "baseline_tokens_per_step": {key: metrics.tokens_per_step(name) for key, name in keys.items()},
-        "quartiles": _each(spreads, lambda spread: (spread.low, spread.high)),
+        "tokens_per_second": {name: attribute(rate, "median") for name, rate in rates.items()},
+        "speedup_vs_autoregressive": {name: attribute(ratio, "median") for name, ratio in ratios.items()},
+        "prefill_seconds": each(metrics.prefill_seconds),
+        "baseline_tokens_per_step": each(metrics.tokens_per_step),
+        "quartiles": {
+            "tokens_per_second": {name: _ends(rate) for name, rate in rates.items()},
+            "speedup_vs_autoregressive": {name: _ends(ratio) for name, ratio in ratios.items()},
+            "overhead": _ends(metrics.overhead),
+            "speedup": _ends(metrics.speedup()),
+        },
         "by_category": {name: _part(part) for name, part in metrics.by_category.items()},
         "by_turn": {turn: _part(part) for turn, part in metrics.by_turn.items()},
     }
@@ -327,16 +290,13 @@ def _part(part: Metrics) -> dict[str, Any]:
         **picked(part, "tokens", "steps", "predicted_tokens_per_step"),
         "tokens_per_step": part.tokens_per_step(),
         **drafts.as_dict(),
-        **_each({"overhead": part.overhead, "speedup": part.speedup()}, lambda spread: spread.median),
+        "overhead": attribute(part.overhead, "median"),
+        "speedup": attribute(part.speedup(), "median"),
     }
 
 
-def _each(spreads: Mapping[str, Any], figure: Callable[[Spread], Any]) -> dict[str, Any]:
-    """A figure of each spread, of those in mappings too; None stays."""
-    return {
-        key: _each(one, figure) if isinstance(one, dict) else None if one is None else figure(one)
-        for key, one in spreads.items()
-    }
+def _ends(spread: Spread | None) -> tuple[float, float] | None:
+    return None if spread is None else (spread.low, spread.high)
 
 
 def _counted(differences: Sequence[Difference]) -> str:
