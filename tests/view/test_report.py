@@ -26,9 +26,8 @@ from treeopt.view.report import render_report
 from treeopt.view.report_data import PARTS, ReportInputs, report_data
 from treeopt.view.report_figures import (
     decoded_tokens,
-    depth_rows,
     first_source,
-    heat_rows,
+    heat,
     interval_rows,
     source_legend,
 )
@@ -318,25 +317,11 @@ def test_intervals_are_on_one_axis() -> None:
 
 def test_heat_is_the_root_of_the_share() -> None:
     """Ten classes: 0, 0.01, 0.25, 0.81 and 1 are 0, 1, 5, 9 and 9."""
-    level = {
-        "trials": 7,
-        "accuracy": [0.0, 0.01, 0.25, 0.81, 1.0],
-        "hits": [1, 2, 3, 4, 5],
-        "standard_error": [0.5] * 5,
-    }
-    [row] = heat_rows({"levels": [level]})
-    assert row["trials"] == 7
-    assert [cell["heat"] for cell in row["cells"]] == [0, 1, 5, 9, 9]
-    assert [cell["hits"] for cell in row["cells"]] == [1, 2, 3, 4, 5]
+    assert [heat(share) for share in (0.0, 0.01, 0.25, 0.81, 1.0)] == [0, 1, 5, 9, 9]
 
 
-def test_bars_and_panels_by_hand() -> None:
-    """Hundredths of the shares; each panel adds its height, and long headings are cut."""
-    shares = {"measured": [1.0, 0.125], "predicted": [1.0, 0.25]}
-    assert depth_rows({"acceptance_by_depth": shares}) == [
-        {"measured": 1.0, "predicted": 1.0, "bar": "100.00", "mark": "100.00"},
-        {"measured": 0.125, "predicted": 0.25, "bar": "12.50", "mark": "25.00"},
-    ]
+def test_panels_by_hand() -> None:
+    """Each panel adds its height, and long headings are cut."""
     for count in (1, 3):
         figure = chart_figure([Panel("x", "y", [Series("one", [1], [1.0])])] * count, "a" * 70)
         assert figure.get_suptitle() == "a" * 70

@@ -13,7 +13,7 @@ from treeopt.drafted_step import DraftedStep
 from treeopt.errors import Code, counted
 from treeopt.files.trees import load_tree
 from treeopt.tree import Tree
-from treeopt.view.graph import render_dot
+from treeopt.view.graph import render
 from treeopt.view.layout import Item, Kind
 from treeopt.view.scene import (
     accepted_words,
@@ -23,7 +23,6 @@ from treeopt.view.scene import (
     drawn_data,
     heading,
     label_of,
-    scene_of,
     short_probability,
     shortened,
     summary,
@@ -110,7 +109,7 @@ def test_labels_that_a_tree_lacks_are_one_error(label: str, fix: str) -> None:
 
 def test_dot_has_the_same_labels(step: DraftedStep) -> None:
     """DOT has the labels and tooltips of the SVG, the accepted path in red, and the token after it."""
-    dot = render_dot(scene_of(step.tree, label="token", step=step))
+    dot = render(step.tree, "dot", label="token", step=step).decode()
     lines = {line.split()[0]: line for line in dot.splitlines() if "label=" in line}
     assert len(lines) == 7
     for node, label in enumerate(["a", "␣b", "↵", "d", "e␣<&>", "f", "␣end"]):

@@ -15,8 +15,8 @@ from refusals import refusal_of
 
 from treeopt.errors import Code
 from treeopt.tree import Tree
-from treeopt.view.graph import render, render_dot, render_text, to_graph
-from treeopt.view.scene import describe, scene_of
+from treeopt.view.graph import render, render_text, to_graph
+from treeopt.view.scene import describe
 from treeopt.view.svg import STYLE, render_svg, style
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -50,7 +50,7 @@ def test_bytes_of_equal_trees(small_tree: Tree) -> None:
     tree = random_tree(1, nodes=80, depth=4, ranks=9)
     assert render_svg(tree) == render_svg(Tree.from_paths(reversed(tree.paths)))
     again = Tree(small_tree.paths, small_tree.values)
-    assert render_dot(scene_of(small_tree)) == render_dot(scene_of(again))
+    assert render(small_tree, "dot") == render(again, "dot")
 
 
 def test_svg_follows_value_by_width_and_colour(small_tree: Tree) -> None:

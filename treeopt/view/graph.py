@@ -38,15 +38,10 @@ def render_text(tree: Tree) -> str:
     return "\n".join(networkx.generate_network_text(to_graph(tree), sources=[0])) + "\n"
 
 
-def render_dot(scene: Scene, title: str = "") -> str:
-    """A picture in DOT, with `title` as its heading."""
-    return str(_digraph(scene, title).source)
-
-
-def render_with_dot(scene: Scene, file_format: str, title: str = "") -> bytes:
-    """A picture as PNG, PDF or another format of graphviz, with `title` as its heading."""
+def _piped(dot: graphviz.Digraph, file_format: str) -> bytes:
+    """The picture as PNG, PDF or another format of graphviz."""
     try:
-        return bytes(_digraph(scene, title).pipe(format=file_format))
+        return bytes(dot.pipe(format=file_format))
     except graphviz.ExecutableNotFound as error:
         raise TreeoptError(
             Code.PROGRAM_MISSING,
@@ -94,7 +89,5 @@ def render(
     """
     if file_format == "svg":
         return render_svg(tree, title, label=label, step=step, theme=theme).encode()
-    scene = scene_of(tree, label=label, step=step)
-    if file_format in ("dot", "gv"):
-        return render_dot(scene, title).encode()
-    return render_with_dot(scene, file_format, title)
+    dot = _digraph(scene_of(tree, label=label, step=step), title)
+    return str(dot.source).encode() if file_format in ("dot", "gv") else _piped(dot, file_format)

@@ -21,8 +21,6 @@ from treeopt.view.report_figures import (
     bars_svg,
     curve_svg,
     decoded_tokens,
-    depth_rows,
-    heat_rows,
     interval_rows,
     source_legend,
     tree_svg,
@@ -75,12 +73,9 @@ def _figures(data: Mapping[str, Any]) -> dict[str, Any]:
     """The figures and rows of the sections; None and empty lists where a section is left out."""
     calibrations, tree, decoding = data.get("calibrations", []), data.get("tree"), data.get("decoding")
     return {
-        "heats": [(one, heat_rows(one)) for one in calibrations],
-        "curves": [(one, curve) for one in calibrations for curve in one["curves"]],
         "curve_figure": curve_svg(calibrations),
         "intervals": interval_rows(data),
         "tree_figure": None if tree is None else tree_svg(tree),
-        "depths": [(one, depth_rows(one)) for one in data.get("validations", [])],
         "bars": bars_svg(data["comparison"]) if "comparison" in data else None,
         "decoded": None if decoding is None else decoded_tokens(decoding),
         "legend": None if decoding is None else source_legend(decoding),

@@ -33,23 +33,9 @@ SOURCES = {
 _ORDINALS = {1: "st", 2: "nd", 3: "rd"}
 
 
-def heat_rows(calibration: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a heat map: a level and its cells. Colors are by the square root, which spreads small shares."""
-    return [
-        {
-            "trials": level["trials"],
-            "cells": [
-                {
-                    "share": share,
-                    "hits": hits,
-                    "error": error,
-                    "heat": min(HEAT_CLASSES - 1, int(HEAT_CLASSES * share**0.5)),
-                }
-                for share, hits, error in zip(level["accuracy"], level["hits"], level["standard_error"], strict=True)
-            ],
-        }
-        for level in calibration["levels"]
-    ]
+def heat(share: float) -> int:
+    """The class of a share in a heat map: by the square root, which spreads small ones."""
+    return min(HEAT_CLASSES - 1, int(HEAT_CLASSES * share**0.5))
 
 
 def curve_svg(calibrations: Sequence[Mapping[str, Any]]) -> Markup | None:
@@ -106,16 +92,6 @@ def interval_rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _share(value: float, low: float, high: float) -> str:
     """The place of a value on an axis, in hundredths."""
     return f"{100 * (value - low) / max(high - low, 1e-9):.2f}"
-
-
-def depth_rows(validation: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Share of steps that accept d drafts or more, measured and predicted, with the lengths of their bars."""
-    shares = validation["acceptance_by_depth"]
-    pairs = zip(shares["measured"], shares["predicted"], strict=False)
-    return [
-        {"measured": one, "predicted": other, "bar": f"{100 * one:.2f}", "mark": f"{100 * other:.2f}"}
-        for one, other in pairs
-    ]
 
 
 def first_source(sources: Mapping[str, int | None]) -> str:
@@ -216,6 +192,7 @@ def _data(value: float, shown: str) -> Any:
 
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
+    "heat": heat,
     "number": number,
     "percent": percent,
     "times": times,
