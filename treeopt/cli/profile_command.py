@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,15 +14,16 @@ from treeopt.cli.console import Console, command, threads
 from treeopt.cli.drafters import draft_option, drafter_file_option, load_draft_model, uses_heads, warn_other_drafter
 from treeopt.cli.facts import Column, Part, Table
 from treeopt.cli.numbers import numbers_option
-from treeopt.cli.options import check_outputs, compile_option, force_option, load_models, model_options
+from treeopt.cli.options import check_outputs, compile_option, dtypes_of, force_option, load_models, model_options
 from treeopt.defaults import KINDS, ONE_NODE, PROFILE_CONTEXT, PROFILE_FILE, PROFILE_NODES, PROFILE_REPEATS
 
 if TYPE_CHECKING:
-    from treeopt.latency import LatencyProfile
+    from treeopt.drafter import Drafter
+    from treeopt.latency import LatencyPoint, LatencyProfile
 
 
 @command("profile")
-@model_options(dtype="auto")
+@model_options(dtype="auto", several=True)
 @numbers_option(
     "--sizes",
     default=[",".join(map(str, PROFILE_NODES))],
@@ -52,23 +54,51 @@ def run(console: Console, **options: Any) -> None:
     All sizes take turns in every round. The step of one node is autoregressive decoding by the same loop, without
     drafts; overheads refer to it. `build --nodes auto` takes a profile of its own --kind and of its calibration's
     drafter. With --model alone and no --drafter, drafts are those of an n-gram drafter with an empty table.
+
+    Of several dtypes the first is written to OUTPUT, and each other one to a file with the dtype before the suffix.
     """
     from treeopt.files.drafters import load_drafter
     from treeopt.files.profiles import save_profile
 
-    file, output = options["drafter"], options["output"]
-    check_outputs(options, output, suffixes=(".yaml", ".yml"))
+    file, dtypes, path = options["drafter"], dtypes_of(options), Path(options["output"])
+    outputs = [str(path), *(str(path.with_name(f"{path.stem}.{dtype}{path.suffix}")) for dtype in dtypes[1:])]
+    for output in outputs:
+        check_outputs(options, output, suffixes=(".yaml", ".yml"))
     if not file and options["draft"] is not None:
         raise click.UsageError("--draft needs --drafter, from `treeopt learn --draft MODEL`")
     check_inputs()
+    drafter = load_drafter(file) if file else None
+    profiles = []
+    for options["dtype"], output in zip(dtypes, outputs, strict=True):
+        # The command of each file is that of its dtype alone, so that `reproduce` makes this file again.
+        stored = console.configuration
+        alone = {**stored, "profile": {**stored["profile"], "dtype": options["dtype"]}} if len(dtypes) > 1 else stored
+        profile = with_configuration(_measured(console, options, drafter), alone)
+        save_profile(profile, output)
+        console.report(*_parts(profile))
+        console.note(f"wrote {output}")
+        profiles.append(profile)
+    found = [
+        {"points": profile.points, "provenance": profile.provenance, "output": output}
+        for profile, output in zip(profiles, outputs, strict=True)
+    ]
+    if len(dtypes) > 1:
+        console.report(*_compared(profiles))
+    console.result({"dtypes": dict(zip(dtypes, found, strict=True))} if len(dtypes) > 1 else found[0])
+
+
+command = run
+
+
+def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None) -> LatencyProfile:
+    """The profile in the dtype of the options."""
     from treeopt.evaluate.profile import measure_profile
 
-    drafter = load_drafter(file) if file else None
-    base, loaded = load_models(console, options, with_heads=uses_heads(options, file, drafter))
+    base, loaded = load_models(console, options, with_heads=uses_heads(options, options["drafter"], drafter))
     draft = load_draft_model(console, options, base, drafter)
     warn_other_drafter(console, drafter, base, loaded, draft)
     with console.progress("profile") as progress:
-        measured = measure_profile(
+        return measure_profile(
             base,
             loaded,
             nodes=options["sizes"],
@@ -80,14 +110,23 @@ def run(console: Console, **options: Any) -> None:
             draft=draft,
             progress=progress,
         )
-    profile = with_configuration(measured, console.configuration)
-    save_profile(profile, output)
-    console.report(*_parts(profile))
-    console.note(f"wrote {output}")
-    console.result({"points": profile.points, "provenance": profile.provenance, "output": output})
 
 
-command = run
+def _compared(profiles: Sequence[LatencyProfile]) -> Iterator[Part]:
+    """The seconds of all dtypes side by side, with the fastest one of each size."""
+    dtypes = [str(profile.provenance["dtype"]) for profile in profiles]
+    rows = list(zip(*(profile.points for profile in profiles), strict=True))
+
+    def fastest(row: Sequence[LatencyPoint]) -> str:
+        return dtypes[min(range(len(row)), key=lambda i: row[i].seconds)]
+
+    sizes = [Column(name, lambda row, name=name: getattr(row[0], name)) for name in ("nodes", "batch", "context")]
+    seconds = [Column(f"ms, {dtype}", lambda row, i=i: row[i].seconds * 1e3, ".3f") for i, dtype in enumerate(dtypes)]
+    yield Table((*sizes, *seconds, Column("fastest", fastest)), rows)
+    for alone, what in ((True, "without a drafter"), (False, "with one")):
+        names = dict.fromkeys(fastest(row) for row in rows if (row[0].nodes == ONE_NODE) == alone)
+        yield f"fastest {what}: {' or '.join(names) or 'not measured'}"
+    yield "each dtype was measured after the one before it; treeopt learn times steps of all dtypes in turn"
 
 
 def _parts(profile: LatencyProfile) -> Iterator[Part]:
