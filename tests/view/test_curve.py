@@ -282,19 +282,6 @@ def test_chart_is_stable_and_says_its_figures() -> None:
     )
 
 
-@looped("log2", [False, True])
-def test_one_point_is_drawn(log2: bool) -> None:
-    """A series of one figure, with its interval, is inside its panel."""
-    one = Series("one", [16], [2.0], {"_interval": [Interval(1.9, 2.1)]})
-    figure = chart_figure([Panel("x", "y", [one], log2=log2)], "t")
-    figure.draw_without_rendering()
-    drawn = artist(figure, "one")
-    box = drawn.axes.get_window_extent()
-    [[x, y]] = np.asarray(drawn.get_transform().transform(drawn.get_xydata())).tolist()
-    assert box.x0 < x < box.x1
-    assert box.y0 < y < box.y1
-
-
 MODEL = StepModel(SHAPE, Device("a device", {"any": 100.0}, 50.0))
 
 

@@ -183,7 +183,6 @@ def _draw(axes: Axes, panel: Panel) -> None:
 
 
 def _known(one: Series) -> Iterator[tuple[str, list[tuple[float, Interval]]]]:
-    """The bands with an interval, and these intervals at their places."""
     for band, intervals in one.bands.items():
         known = [(x, each) for x, each in zip(one.x, intervals, strict=True) if each is not None]
         if known:
@@ -310,7 +309,6 @@ def bars_figure(bars: Sequence[Bar], heading: str) -> Figure:
 
 
 def _bar_figures(bar: Bar) -> str:
-    """The figures of a bar in words."""
     speed = "not timed" if bar.speedup is None else f"{bar.speedup:.2f}{', slower' if bar.slower else ''}"
     return f"{speed} ({bar.tokens_per_step:.2f} tokens/step)" + ("" if bar.lossless else ", not lossless")
 

@@ -61,9 +61,9 @@ def report_data(inputs: ReportInputs) -> dict[str, Any]:
         calibrations or None,
         None if inputs.plan is None else _plan(*inputs.plan),
         None if inputs.profile is None else _profile(*inputs.profile),
-        [{"file": name, **one.model_dump(mode="json")} for name, one in inputs.validations] or None,
-        _result(inputs.comparison),
-        _decoding(inputs.decoding),
+        [_result(*one) for one in inputs.validations] or None,
+        None if inputs.comparison is None else _result(*inputs.comparison),
+        None if inputs.decoding is None else _decoding(*inputs.decoding),
     )
     whole = {name: part for name, part in zip(PARTS, parts, strict=True) if part is not None}
     found: dict[str, Any] = without_folders(whole, commands=("command",), kept=("picture", "prompt", "steps"))
@@ -154,22 +154,18 @@ def _profile(name: str, profile: LatencyProfile) -> dict[str, Any]:
     }
 
 
-def _result(given: tuple[str, ComparisonResult] | None) -> dict[str, Any] | None:
-    return None if given is None else {"file": given[0], **given[1].model_dump(mode="json")}
+def _result(name: str, found: ValidationResult | ComparisonResult | DecodingResult) -> dict[str, Any]:
+    return {"file": name, **found.model_dump(mode="json")}
 
 
-def _decoding(given: tuple[str, DecodingResult] | None) -> dict[str, Any] | None:
+def _decoding(name: str, found: DecodingResult) -> dict[str, Any]:
     """The first steps of the text, the number of all, and how many drafts each source had first."""
-    if given is None:
-        return None
-    name, found = given
-    dumped = found.model_dump(mode="json")
+    dumped = _result(name, found)
     steps = dumped.pop("steps")
     tokens = sum(len(step["tokens"]) for step in steps)
     firsts = [first_source(sources) for step in steps for sources in step["sources"][1:]]
     counts = {source: firsts.count(source) for source in dict.fromkeys(firsts)}
     return {
-        "file": name,
         **dumped,
         "num_steps": len(steps),
         "num_tokens": tokens,

@@ -90,7 +90,6 @@ def interval_rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _share(value: float, low: float, high: float) -> str:
-    """The place of a value on an axis, in hundredths."""
     return f"{100 * (value - low) / max(high - low, 1e-9):.2f}"
 
 
@@ -164,31 +163,31 @@ NONE = "\u2013"  # a dash
 
 
 def number(value: float | None, digits: int = 3) -> Any:
-    """A number with so many digits; a dash for None. Whole numbers have separators and no digits."""
-    if value is None:
-        return NONE
-    return _data(value, f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}")
+    """A number with so many digits; a dash for None. Whole numbers have no digits."""
+    return _data(value, digits=0 if isinstance(value, int) else digits)
 
 
 def percent(value: float | None, digits: int = 1) -> Any:
     """A share in percent."""
-    return NONE if value is None else _data(value, f"{100 * value:.{digits}f} %")
+    return _data(value, 100, digits, " %")
 
 
 def times(value: float | None) -> Any:
     """A speedup: `2.16x`, with the multiplication sign."""
-    return NONE if value is None else _data(value, f"{value:.2f}\u00d7")
+    return _data(value, unit="\u00d7")
 
 
 def milliseconds(value: float | None) -> Any:
     """Seconds as milliseconds."""
-    return NONE if value is None else _data(value, f"{1000 * value:.2f} ms")
+    return _data(value, 1000, unit=" ms")
 
 
-def _data(value: float, shown: str) -> Any:
+def _data(value: float | None, scale: int = 1, digits: int = 2, unit: str = "") -> Any:
     from markupsafe import Markup
 
-    return Markup('<data value="{}">{}</data>').format(repr(value), shown)
+    if value is None:
+        return NONE
+    return Markup('<data value="{}">{}</data>').format(repr(value), f"{scale * value:,.{digits}f}{unit}")
 
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
@@ -241,12 +240,10 @@ def inline_svg(picture: str, label: str) -> str:
 
 
 def _local(name: str) -> str:
-    """A name without its namespace."""
     return name.rpartition("}")[2]
 
 
 def _declarations(style: str) -> dict[str, str]:
-    """The declarations of a style attribute."""
     pairs = (one.partition(":") for one in style.split(";") if one.strip())
     return {name.strip(): value.strip() for name, _, value in pairs}
 

@@ -249,7 +249,6 @@ def scene_of(
 
 
 def _shares(tree: Tree, step: DraftedStep | None) -> Sequence[float | None]:
-    """Of each node."""
     if step is not None:
         chances = [1.0] * tree.nodes
         for node in range(1, tree.nodes):

@@ -66,7 +66,6 @@ def shade(share: float) -> int:
 
 
 def _colors(palette: Mapping[str, str]) -> str:
-    """The rules of a palette."""
     accepted, neutral, background = (palette[name] for name in ("accepted", "neutral", "background"))
     rules = [
         f".background{{fill:{background}}}",
@@ -90,7 +89,6 @@ def _colors(palette: Mapping[str, str]) -> str:
 
 
 def _scoped(rules: list[str] | tuple[str, ...]) -> str:
-    """The rules for what is inside a picture."""
     scoped = []
     for rule in rules:
         selectors, _, rest = rule.partition("{")
@@ -151,7 +149,6 @@ def scene_svg(scene: Scene, *, theme: str = "auto", with_style: bool = True, nam
 
 
 def _columns(scene: Scene, layout: Layout) -> list[str]:
-    """The names of the columns."""
     names = ["root", *(f"{scene.level} {depth}" for depth in range(1, len(layout.columns)))]
     return [
         f'<text class="column" x="{x - RADIUS:.1f}" y="{_COLUMNS_Y}">{name}</text>'
