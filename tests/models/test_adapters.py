@@ -49,12 +49,19 @@ def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of a tied llama."""
+    place = tmp_path_factory.mktemp("trained")
+    tiny_base("llama", tie_word_embeddings=True).model.save_pretrained(place / "base")
+    train_jointly(load_base(place / "base"), noise(20), place / "run", FAST)
+    return place
+
+
 @pytest.fixture
-def llama(tmp_path: Path) -> Path:
-    """The same of a tied llama, to be damaged."""
-    tiny_base("llama", tie_word_embeddings=True).model.save_pretrained(tmp_path / "base")
-    train_jointly(load_base(tmp_path / "base"), noise(20), tmp_path / "run", FAST)
-    return tmp_path
+def llama(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
 
 
 def logits(model: Any) -> Tensor:
@@ -108,6 +115,9 @@ def test_embedding_of_a_tied_base_stays(folder: Path, family: str) -> None:
     assert torch.equal(merged.model.get_input_embeddings().weight, base.model.get_input_embeddings().weight)
     assert not torch.equal(merged.lm_head.weight, base.lm_head.weight)
     assert not merged.model.config.tie_word_embeddings
+    assert merged.fingerprint != base.fingerprint
+    assert merged.versions()["adapter"] == str(folder / "run" / "adapter")
+    assert "adapter" not in base.versions()
 
 
 def test_saved_merged_model_loads_in_stock_transformers(folder: Path, tmp_path: Path) -> None:
@@ -189,26 +199,26 @@ def test_file_that_appears_while_merged_weights_are_written(llama: Path, monkeyp
     assert contents(llama) == before | {"merged/mine": b"mine"}
 
 
-@pytest.mark.parametrize("files", [None, "model.safetensors", [1]])
-def test_merged_folder_with_another_note_is_kept(llama: Path, files: object) -> None:
+def test_merged_folder_with_another_note_is_kept(llama: Path) -> None:
     """A folder whose note does not list the files that were written is not replaced."""
     merged, place = load_base(llama / "base", adapter=llama / "run" / "adapter"), llama / "merged"
     save_merged(merged, place)
-    for note in (json.dumps({"base": "x", "adapter": "y", "files": files}), "{"):
+    notes = [{"base": "x", "adapter": "y", "files": files} for files in (None, "model.safetensors", [1])]
+    for note in (*map(json.dumps, notes), "{"):
         (place / "treeopt.json").write_text(note)
         before = contents(llama)
         refused(lambda: save_merged(merged, place, overwrite=True), Code.FILE_UNWRITABLE)
         assert contents(llama) == before
 
 
-@pytest.mark.parametrize("place", ["base", "base/new", "run/adapter", "run/adapter/new", "run", "."])
-def test_merged_folder_is_apart_from_base_and_adapter(llama: Path, place: str) -> None:
+def test_merged_folder_is_apart_from_base_and_adapter(llama: Path) -> None:
     """A folder that is base or adapter, contains one, or lies in one, is refused whatever it holds."""
     merged = load_base(llama / "base", adapter=llama / "run" / "adapter")
     before = contents(llama)
-    error = refused(lambda: save_merged(merged, llama / place, overwrite=True), Code.FILE_UNWRITABLE)
-    assert error.what.startswith("the folder for the merged model, ")
-    assert contents(llama) == before
+    for place in ("base", "base/new", "run/adapter", "run/adapter/new", "run", "."):
+        error = refused(lambda place=place: save_merged(merged, llama / place, overwrite=True), Code.FILE_UNWRITABLE)
+        assert error.what.startswith("the folder for the merged model, ")
+        assert contents(llama) == before
 
 
 def test_failed_replacement_keeps_the_merged_folder(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,14 +244,6 @@ def contents(folder: Path) -> dict[str, bytes | None]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")
     }
-
-
-def test_fingerprint_and_provenance(folder: Path) -> None:
-    """The merged base has another fingerprint than the base, and its provenance names the adapter."""
-    base, merged = load_base(folder / "base"), load_base(folder / "base", adapter=folder / "run" / "adapter")
-    assert merged.fingerprint != base.fingerprint
-    assert merged.versions()["adapter"] == str(folder / "run" / "adapter")
-    assert "adapter" not in base.versions()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -308,30 +310,26 @@ def test_missing_files(llama: Path) -> None:
         assert name in error.what + error.at
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
+def test_damaged_files(llama: Path) -> None:
+    """A damaged file, one of another method, or a config with another scale is E203."""
+    scaled = json.loads((llama / "run" / "adapter" / "adapter_config.json").read_text()) | {"lora_alpha": 5000}
+    cases = (
         ("treeopt.json", "{"),
         ("treeopt.json", "{}"),
         ("treeopt.json", '{"base": {"float32": 1}, "heads": "a", "model": "b", "sha256": "c"}'),
         ("adapter_config.json", "[]"),
         ("adapter_config.json", '{"peft_type": "IA3"}'),
         ("adapter_config.json", '{"peft_type": "LORA", "r": "four", "target_modules": 3}'),
+        ("adapter_config.json", json.dumps(scaled, indent=1, sort_keys=True) + "\n"),
         ("adapter_model.safetensors", "damaged"),
-    ],
-)
-def test_damaged_files(llama: Path, name: str, content: str) -> None:
-    """A damaged file, or one of another method, is E203."""
-    (llama / "run" / "adapter" / name).write_text(content)
-    refused(lambda: load_base(llama / "base", adapter=llama / "run" / "adapter"), Code.FILE_INVALID)
-
-
-def test_edited_scale(llama: Path) -> None:
-    """A config with another scale is another model: E203, as for weights that differ."""
-    path = llama / "run" / "adapter" / "adapter_config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "lora_alpha": 5000}, indent=1, sort_keys=True) + "\n")
-    refused(lambda: load_base(llama / "base", adapter=llama / "run" / "adapter"), Code.FILE_INVALID)
+    )
+    for name, content in cases:
+        file = llama / "run" / "adapter" / name
+        whole = file.read_bytes()
+        file.write_text(content)
+        refused(lambda: load_base(llama / "base", adapter=llama / "run" / "adapter"), Code.FILE_INVALID)
+        file.write_bytes(whole)
+    assert load_base(llama / "base", adapter=llama / "run" / "adapter").adapter is not None
 
 
 def test_weights_of_another_run(llama: Path) -> None:
@@ -356,14 +354,14 @@ def test_not_into_four_bits(llama: Path) -> None:
         load_base(llama / "base", load_in_4bit=True, adapter=llama / "run" / "adapter")
 
 
-def test_note_has_the_ids(llama: Path) -> None:
+def test_note_has_the_ids(trained: Path) -> None:
     """The note has the base's fingerprints and that of the heads in the file; peft's config names rank and layers."""
-    note = json.loads((llama / "run" / "adapter" / "treeopt.json").read_text())
-    base: Base = load_base(llama / "base")
+    note = json.loads((trained / "run" / "adapter" / "treeopt.json").read_text())
+    base: Base = load_base(trained / "base")
     assert note["base"] == fingerprints(base.model)
-    assert note["heads"] == load_pair(str(llama / "run"), None)[1].fingerprint
-    config = json.loads((llama / "run" / "adapter" / "adapter_config.json").read_text())
+    assert note["heads"] == load_pair(str(trained / "run"), None)[1].fingerprint
+    config = json.loads((trained / "run" / "adapter" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["lora_dropout"], config["bias"]) == (4, 12.0, 0.05, "none")
-    assert config["base_model_name_or_path"] == str(llama / "base")
+    assert config["base_model_name_or_path"] == str(trained / "base")
     assert len(config["target_modules"]) == 15
     assert base.vocab_size == VOCAB

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from looped import looped
 from machines import accelerator
 
 from treeopt.errors import Code, TreeoptError
@@ -16,14 +19,14 @@ def no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)
 
 
-@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
+@looped("kind", ["cuda", "mps", "xpu"])
 def test_auto_is_the_cpu_where_the_builds_accelerator_is_not_there(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA build of torch on a machine without a GPU runs on the CPU."""
     accelerator(monkeypatch, kind=kind, count=0)
     assert pick_device("auto") == torch.device("cpu")
 
 
-@pytest.mark.parametrize(("rank", "index"), [(None, 0), ("0", 0), ("1", 1)])
+@looped("rank, index", [(None, 0), ("0", 0), ("1", 1)])
 def test_auto_is_the_accelerator_of_the_processs_rank(
     rank: str | None, index: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,8 +37,8 @@ def test_auto_is_the_accelerator_of_the_processs_rank(
     assert pick_device("auto") == torch.device("cpu", index)
 
 
-@pytest.mark.parametrize(
-    ("name", "rank", "expected"),
+@looped(
+    "name, rank, expected",
     [("cuda", "1", "cuda:1"), ("cuda:0", "1", "cuda:0"), ("cuda", None, "cuda"), ("cpu", "1", "cpu")],
 )
 def test_kind_of_the_accelerator_is_the_one_of_the_processs_rank(
@@ -78,8 +81,7 @@ def test_rank_beyond_the_devices_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert "--nproc-per-node 2" in caught.value.fix
 
 
-@pytest.mark.parametrize("rank", ["", "one", "-1", "1.5", "²", pytest.param("9" * 5000, id="long")])
-@pytest.mark.parametrize("count", [0, 1])
+@looped("rank, count", itertools.product(["", "one", "-1", "1.5", "²", "9" * 5000], [0, 1]))
 def test_rank_that_is_no_number_is_refused(rank: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A LOCAL_RANK that torchrun did not set is named, with or without an accelerator."""
     accelerator(monkeypatch, kind="cuda", count=count)
@@ -96,7 +98,7 @@ def test_rank_without_accelerator_is_the_cpu(monkeypatch: pytest.MonkeyPatch) ->
     assert pick_device("auto") == torch.device("cpu")
 
 
-@pytest.mark.parametrize("name", ["meta", "bogus", "hpu", "cuda:99", "cpu:-1", "", "cuda:99999999999", "vulkan"])
+@looped("name", ["meta", "bogus", "hpu", "cuda:99", "cpu:-1", "", "cuda:99999999999", "vulkan"])
 def test_device_that_holds_no_numbers_is_refused(name: str) -> None:
     """A device that is unknown, absent, or holds shapes alone is E402."""
     with pytest.raises(TreeoptError) as caught:

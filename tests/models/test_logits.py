@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from drafters import answered, planted, prompts_of
+from looped import looped
 from random_trees import compile_parents
 from tiny import VOCAB, tiny_base
 from torch import Tensor
@@ -75,8 +77,7 @@ CASES: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5])
-@pytest.mark.parametrize("name", CASES)
+@looped("name, rows", itertools.product(CASES, [1, 2, 5]))
 def test_parts_have_the_bits_of_the_whole(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With memory for so many rows the result is that of all rows at once."""
     run = CASES[name]
@@ -86,7 +87,7 @@ def test_parts_have_the_bits_of_the_whole(name: str, rows: int, monkeypatch: pyt
     assert run() == whole
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@looped("rows", [1, 3])
 def test_target_probabilities_have_the_bits_of_the_whole(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Probabilities of candidates across the borders of parts, with the same candidates."""
     base, heads = planted()

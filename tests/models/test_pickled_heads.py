@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from head_states import make_state
+from looped import looped
 from refusals import refusal_of
 
 from treeopt.errors import EXIT_INPUT, Code, TreeoptError
@@ -37,7 +38,7 @@ def test_load_heads_plain_pt(tmp_path: Path) -> None:
     assert torch.equal(load_heads(tmp_path).heads.weight[0, 2], state["2.0.linear.weight"])
 
 
-@pytest.mark.parametrize("form", ["zip", "old", "pickle"])
+@looped("form", ["zip", "old", "pickle"])
 def test_load_heads_running_code(tmp_path: Path, form: str) -> None:
     """A .pt that would run a command is refused, the command does not run, and no unsafe way out is proposed."""
     marker, file = tmp_path / "ran", tmp_path / "medusa_lm_head.pt"
@@ -84,7 +85,7 @@ def pickles(marker: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("name", pickles(Path()))
+@looped("name", pickles(Path()))
 def test_pickle_is_refused_without_warnings(tmp_path: Path, name: str, recwarn: pytest.WarningsRecorder) -> None:
     """A pickle or a zip with one that PyTorch does not read as plain tensors is E210, in `import` too."""
     file = tmp_path / "heads.pt"
@@ -99,7 +100,7 @@ def test_pickle_is_refused_without_warnings(tmp_path: Path, name: str, recwarn: 
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 14, 15, 40, 200])
+@looped("size", [1, 2, 3, 14, 15, 40, 200])
 def test_part_of_a_checkpoint_is_damaged(tmp_path: Path, size: int, recwarn: pytest.WarningsRecorder) -> None:
     """The beginning of a file of PyTorch in its old form is E203, not a refused pickle."""
     file = tmp_path / "heads.pt"
@@ -134,9 +135,7 @@ def test_load_heads_pt_of_something_else(tmp_path: Path) -> None:
         assert refusal_of(load_heads, tmp_path).code is Code.HEADS_INVALID
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"hello world this is not a pt", b"<html>", b"version https://git-lfs\n", b"PK\x03"]
-)
+@looped("content", [b"", b"hello world this is not a pt", b"<html>", b"version https://git-lfs\n", b"PK\x03"])
 def test_bytes_that_are_no_checkpoint_are_damage(tmp_path: Path, content: bytes) -> None:
     """An empty file, a web page or a git-lfs pointer is E203: damaged, not an attack."""
     file = tmp_path / "medusa_lm_head.pt"
