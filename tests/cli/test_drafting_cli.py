@@ -199,10 +199,10 @@ def test_policy_is_shown(name: str) -> None:
     assert policy.expected is not None
     text = treeopt("show", f"{name}.yaml", "--calibration", "c.safetensors").stdout
     assert text.startswith("a tree for each step: ")
-    assert f"drafter      {policy.drafter} in d.safetensors; its estimates choose the nodes" in text
+    assert f"drafter         {policy.drafter} in d.safetensors; its estimates choose the nodes" in text
     assert f"  {policy.expected.replay:.4f}     replay: a decoder on" in text
     assert f"  {policy.expected.estimated:.4f}     estimated: " in text
-    assert f"mean size    {policy.expected.nodes:.1f} nodes per step" in text
+    assert f"mean size       {policy.expected.nodes:.1f} nodes per step" in text
     assert f"replayed over c.safetensors: {policy.expected.replay:.4f} tokens per step" in text
     for size, cost in policy.size_cost:
         assert f"\n{size}\t{cost:.4f}\n" in text

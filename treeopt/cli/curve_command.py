@@ -78,7 +78,8 @@ def run(console: Console, **options: Any) -> None:
     if timing is not None:
         check_priced(timing.profile, calibration, options["kind"])
     warn_other_heads(console, calibration, timing.profile if timing else None)
-    curve = _measure(console, calibration, timing, options)
+    more = {"kind": options["kind"], "largest": options["largest"], "top_k": ranks_of(options)}
+    curve = measured_curve(console, calibration, timing, methods=_methods(options), **more)
     from treeopt.view.charts import render_curve
 
     write_marked(options["output"], render_curve(curve), PICTURE, console.configuration)
@@ -115,18 +116,14 @@ def _timing(options: dict[str, Any]) -> Timing | None:
     return timing
 
 
-def _measure(console: Console, calibration: Calibration, timing: Timing | None, options: dict[str, Any]) -> Curve:
-    """The curve up to the largest size of the options and the profile."""
+def _methods(options: dict[str, Any]) -> Sequence[Method] | None:
+    """The methods of static trees to choose from."""
     from treeopt.optimize.select_method import candidates
 
-    methods = None
     if options["kind"] == KINDS[1]:
         check_static_only(("values", "weights", "max_rank"))
-    else:
-        exactly = given("values") and given("weights")
-        methods = candidates(options["values"], options["weights"], exactly=exactly)
-    more = {"kind": options["kind"], "largest": options["largest"], "top_k": ranks_of(options)}
-    return measured_curve(console, calibration, timing, methods=methods, **more)
+        return None
+    return candidates(options["values"], options["weights"], exactly=given("values") and given("weights"))
 
 
 def measured_curve(

@@ -57,9 +57,8 @@ def run(console: Console, tree: str, calibration: str | None, **options: Any) ->
     replayed over the same traces, and the interval of the difference in tokens per step is a paired bootstrap over
     texts.
 
-    With --path: a tree of N nodes holds the N - 1 paths of the greatest value. The place is that of the path in this
-    order, the cut-off the value of the last place. With --calibration the values are estimated by the method in the
-    tree's file, or by Medusa's where it names none, and the tree is replayed with and without the path.
+    With --path: the place of the path in the order of values, of which the tree has the first ones; with --calibration
+    the values are estimated by the method in the tree's file, or by Medusa's where it names none.
 
     With --for, an error is what an engine would refuse or misread, a warning what depends on how it was built
     (docs/engines.md). The exit status is 3 where there is an error; with --for all, only where a list is not a tree.
@@ -170,7 +169,7 @@ def _plan_parts(plan: Plan) -> Iterator[Part]:
         yield Fact("expected", "not in the file; --calibration FILE replays traces")
     else:
         yield "expected tokens per step, root counted:"
-        yield from (f"  {figure:<12.4f}  {meaning}" for figure, meaning in _figures(plan.expected))
+        yield from (f"  {figure:<11.4f}{meaning}" for figure, meaning in _figures(plan.expected))
     if isinstance(plan, Tree):
         yield render_text(plan).rstrip()
     else:
@@ -225,7 +224,6 @@ def _figures(expected: Expected | PolicyExpected) -> list[tuple[float, str]]:
 
 
 def _sizes(policy: TreePolicy) -> Iterator[Part]:
-    """The sizes that a step may have, with their costs."""
     if policy.expected is not None:
         yield Fact("mean size", policy.expected.nodes, ".1f", "nodes per step")
     if not policy.size_cost:
