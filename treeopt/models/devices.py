@@ -123,7 +123,8 @@ def check_placed(model: PreTrainedModel, name: str, device_map: DeviceMap | None
             raise TreeoptError(
                 Code.MODEL_INVALID, what, why=why, fix="--device with one that holds it, or another model"
             )
-    lost = [key for key, weight in model.named_parameters() if weight.is_meta and _offloading(model, key) is None]
+    owners = {key: model.get_submodule(key.rpartition(".")[0]) for key, one in model.named_parameters() if one.is_meta}
+    lost = [key for key, owner in owners.items() if not any(hook.offload for hook in _hooks(owner))]
     if lost:
         what = f"{len(lost)} weights of {name} have no values: {lost[0]} is on the device meta"
         raise TreeoptError(Code.OUT_OF_MEMORY, what, at=f"device_map={device_map!r}", fix=fix)
@@ -199,11 +200,6 @@ def weight_of(model: nn.Module, name: str) -> Tensor:
     return weight
 
 
-def _offloading(model: nn.Module, name: str) -> Any:
-    """The hook that loads a weight; None without one."""
-    return next((hook for hook in _hooks(model.get_submodule(name.rpartition(".")[0])) if hook.offload), None)
-
-
 def _execution_device(module: nn.Module) -> torch.device:
     """The device to which the hook of a module moves its inputs, and its offloaded weights."""
     places = [hook.execution_device for hook in _hooks(module) if hook.execution_device is not None]
@@ -233,7 +229,6 @@ def _named(place: int | str | torch.device) -> torch.device:
 
 
 def _quantised(place: torch.device) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a base in 4 bits."""
     if place.type != "cuda":
         what = f"a base in 4 bits needs a CUDA device; this one is {place}"
         raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix="leave out --load-in-4bit")

@@ -121,7 +121,6 @@ def _names_of_heads(index: Path, names: Iterable[str]) -> list[str]:
 
 
 def _joint_base(config: dict[str, Any]) -> str | None:
-    """The base's fingerprint in the config of heads of Medusa-2; None for others."""
     made_by = config.get("treeopt")
     if not isinstance(made_by, dict) or made_by.get("method") != JOINT_METHOD:
         return None
@@ -136,7 +135,6 @@ def _claimed_heads(config: Mapping[str, Any]) -> Any:
 
 
 def _title(layout: HeadsLayout, heads: MedusaHeads) -> str:
-    """The layout as users know it."""
     if layout is not MEDUSA:
         return layout.title
     return "Medusa v2, with the base's LM head" if heads.lm_head is None else "Medusa v1, with LM heads"

@@ -116,7 +116,6 @@ def _check_apart(place: Path, other: str | os.PathLike[str]) -> None:
 
 
 def _names_in(folder: Path) -> set[str]:
-    """At all depths, relative to the folder."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 

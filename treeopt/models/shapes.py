@@ -112,9 +112,6 @@ def named_shape(name: str) -> ModelShape:
     return known.shape(name.lower())
 
 
-_CONFIG = "config.json"
-
-
 def model_shape(name: str | os.PathLike[str]) -> ModelShape:
     """The shape of a model, without its weights.
 
@@ -128,14 +125,10 @@ def model_shape(name: str | os.PathLike[str]) -> ModelShape:
     """
     text = os.fspath(name)
     path = here(text)
-    if path is None and built_in(text) is None and (text.lower() in NAMED or _no_path(text)):
+    plain = os.sep not in text and not text.endswith(".json")  # neither a path nor a repository `owner/name`
+    if path is None and built_in(text) is None and (text.lower() in NAMED or plain):
         return named_shape(text)  # raises for an unknown name, with similar ones
     from treeopt.models.config_shapes import config_shape
 
     folder = path if path is not None else find_base(text)
-    return config_shape(folder / _CONFIG if folder.is_dir() else folder, text)
-
-
-def _no_path(name: str) -> bool:
-    """Whether a name can be neither a path nor a repository `owner/name`."""
-    return os.sep not in name and not name.endswith(".json")
+    return config_shape(folder / "config.json" if folder.is_dir() else folder, text)
