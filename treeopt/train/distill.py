@@ -159,8 +159,8 @@ def _write(run: _Run, target: Path, work: Work, progress: Progress) -> Distilled
     sums: Counter[str] = Counter()
     skipped: list[Skipped] = []
     for number, (_, data) in enumerate(chunks, start=1):
-        skipped += [Skipped(**one) for one in data.pop("skipped")]
-        sums.update(data)
+        skipped += [Skipped(**one) for one in data["skipped"]]
+        sums.update({name: data[name] for name in ("rows", "tokens", "ended_early")})
         progress(min(number * options.batch_size, run.count), run.count, f"{sums['tokens']} tokens")
     if not sums["rows"]:
         work.remove()
