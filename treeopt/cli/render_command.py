@@ -14,11 +14,11 @@ from treeopt.cli.drafters import chosen_plan, draft_option, drafter_file_option,
 from treeopt.cli.options import chat_template_option, check_outputs, force_option, model_options
 from treeopt.defaults import LABELS, THEMES
 from treeopt.errors import Code, TreeoptError
-from treeopt.tree import Tree
 
 if TYPE_CHECKING:
     from treeopt.cli.drafters import ChosenPlan
     from treeopt.drafted_step import DraftedStep
+    from treeopt.tree import Tree
 
 _OF_EXAMPLE = ("step", "heads", "model", "adapter", "draft", "device", "device_map", "dtype", "chat_template")
 _MARKED = ("svg", "dot", "gv")  # only these hold the mark; files of other formats are replaced with --force alone
@@ -51,6 +51,7 @@ def run(console: Console, tree: str | None, **options: Any) -> None:
     and the tree without TREE are those of `treeopt generate`.
     """
     from treeopt.files.outputs import PICTURE
+    from treeopt.tree import Tree
 
     options = {**options, "tree": tree}
     name, example = options["drafter"] if tree is None else tree, options["example"]
