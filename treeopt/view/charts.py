@@ -178,8 +178,14 @@ def _draw(axes: Axes, panel: Panel) -> None:
         best = int(panel.best[0]) if len(panel.best) == 1 else None
         set_log2(axes, [int(x) for one in panel.series for x in one.x], panel.x, best)
     handles, labels = axes.get_legend_handles_labels()
-    columns, place = min(len(labels), _ROW_LABELS), {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0)}
-    axes.legend(handles, list(map(short_label, labels)), ncols=columns, borderaxespad=0.2, **place)
+    axes.legend(
+        handles,
+        list(map(short_label, labels)),
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=min(len(labels), _ROW_LABELS),
+        borderaxespad=0.2,
+    )
 
 
 def _known(one: Series) -> Iterator[tuple[str, list[tuple[float, Interval]]]]:
