@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from helpers import random_calibration
 from looped import looped
-from program import error_number, treeopt, treeopt_json
+from program import error_number, error_of, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
+from treeopt.engines import SETTINGS
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.latency import LatencyPoint, LatencyProfile
@@ -42,6 +43,17 @@ def test_settings_go_to_standard_output(traces: Calibration) -> None:
     assert found["settings"] == config
     assert found["tokens_per_step"] == promise
     assert [row["batch"] for row in found["batches"]] == [1]
+
+
+@pytest.mark.usefixtures("traces")
+def test_every_engine_has_settings() -> None:
+    """Each has its own name and promise; those of SGLang need traces of per-step trees."""
+    line = ("--calibration", "c.safetensors", "--profile", "p.yaml")
+    for engine in SETTINGS.keys() - {"sglang"}:
+        found = treeopt_json("export", "--for", engine, *line)
+        assert found["to"] == engine
+        assert found["tokens_per_step"] > 1
+    error_of("E220", "export", "--for", "sglang", *line)
 
 
 @pytest.mark.usefixtures("traces")

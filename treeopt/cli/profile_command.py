@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,8 +120,15 @@ def _compared(profiles: Sequence[LatencyProfile]) -> Iterator[Part]:
     def fastest(row: Sequence[LatencyPoint]) -> str:
         return dtypes[min(range(len(row)), key=lambda i: row[i].seconds)]
 
-    sizes = [Column(name, lambda row, name=name: getattr(row[0], name)) for name in ("nodes", "batch", "context")]
-    seconds = [Column(f"ms, {dtype}", lambda row, i=i: row[i].seconds * 1e3, ".3f") for i, dtype in enumerate(dtypes)]
+    def milliseconds(i: int) -> Callable[[Any], float]:
+        return lambda row: float(row[i].seconds * 1e3)
+
+    sizes = (
+        Column("nodes", lambda row: row[0].nodes),
+        Column("batch", lambda row: row[0].batch),
+        Column("context", lambda row: row[0].context),
+    )
+    seconds = [Column(f"ms, {dtype}", milliseconds(i), ".3f") for i, dtype in enumerate(dtypes)]
     yield Table((*sizes, *seconds, Column("fastest", fastest)), rows)
     for alone, what in ((True, "without a drafter"), (False, "with one")):
         names = dict.fromkeys(fastest(row) for row in rows if (row[0].nodes == ONE_NODE) == alone)
