@@ -116,6 +116,7 @@ WRITERS: dict[str, tuple[Any, str, Exception]] = {
 FAULTS = [(name, after) for name in WRITERS for after in (0, 1) if (name, after) != ("heads", 1)]
 
 
+@pytest.mark.slow
 @looped(("name", "after"), FAULTS)
 def test_full_disk_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: int) -> None:
     """Whoever meets the full disk, it is E403; no heads and no half checkpoint stay, and --resume ends the run."""

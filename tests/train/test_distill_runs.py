@@ -158,6 +158,7 @@ def test_seeds_beyond_the_generators(seed: int, tmp_path: Path) -> None:
     assert next(iter(tmp_path.iterdir())).name == "out.jsonl"
 
 
+@pytest.mark.slow
 @looped("call", [3, 6])
 def test_full_disk(call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full in the second batch, or in the output, is E403; --resume ends with the same bytes."""
@@ -180,6 +181,7 @@ def test_full_disk(call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_several_processes_write_the_file_of_one(tmp_path: Path) -> None:
     """Two processes write the bytes and counts of one, also after a cut, and nothing is left beside the file."""
     given = [f"w{i} w{2 * i}" for i in range(1, 8)]  # greedy: threads share one generator

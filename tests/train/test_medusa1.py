@@ -153,6 +153,7 @@ def test_base_is_untouched(tmp_path: Path, shared_head: bool) -> None:
     assert not any(module.training for module in base.model.modules())
 
 
+@pytest.mark.slow
 def test_same_run_twice(tmp_path: Path, unbroken: Path) -> None:
     """The same settings give the same weights and metrics; another seed gives others."""
     train_heads(tiny_base("llama"), noise(20), tmp_path / "same", SMALL)
@@ -175,6 +176,7 @@ def test_resume_is_an_unbroken_run(tmp_path: Path, unbroken: Path, step: int) ->
     assert_same_run(unbroken, tmp_path)
 
 
+@pytest.mark.slow
 def test_resume_with_accumulation_and_epochs(tmp_path: Path) -> None:
     """Over two epochs with two forwards a step, resumed in the second, the end is the same too."""
     settings = dataclasses.replace(SMALL, steps=0, epochs=2.0, accumulate=2, log_every=1, saves=6)
@@ -237,6 +239,7 @@ def test_finished_heads_are_not_overwritten_unasked(tmp_path: Path, unbroken: Pa
     assert (tmp_path / "heads" / name).read_bytes() != (unbroken / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_accumulation_is_a_larger_batch(tmp_path: Path) -> None:
     """Two forwards of two texts a step train as one forward of four, where all texts are of one length."""
     texts = walks(40, 12)
@@ -316,6 +319,7 @@ def test_holdout_larger_than_data(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_holdout_is_not_trained_on(tmp_path: Path) -> None:
     """What a text held out says leaves the trained weights as they are."""
     texts = walks(4)

@@ -53,6 +53,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @looped("step", [3, 5, 12])
 def test_resume_is_an_unbroken_run(tmp_path: Path, unbroken: Path, step: int) -> None:
     """Cut off before the first checkpoint, after it or at the end, the resumed run ends bit for bit the same."""
@@ -64,6 +65,7 @@ def test_resume_is_an_unbroken_run(tmp_path: Path, unbroken: Path, step: int) ->
     assert_same_joint_run(unbroken, tmp_path)
 
 
+@pytest.mark.slow
 def test_resume_of_a_kill_between_adapter_and_heads(
     tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +87,7 @@ def test_resume_of_a_kill_between_adapter_and_heads(
     assert_same_joint_run(unbroken, tmp_path)
 
 
+@pytest.mark.slow
 def test_resume_with_distillation_and_given_heads(tmp_path: Path) -> None:
     """The same with self-distillation, from given heads that share the LM head; other heads are refused."""
     settings = dataclasses.replace(JOINT, self_distill=True)
@@ -270,6 +273,7 @@ def naive_scores(merged: Base, base: Base, heads: Any, texts: list[Example]) -> 
     return [total / count for total, count in zip(sums, counts, strict=True)]
 
 
+@pytest.mark.slow
 def test_joint_training_learns(tmp_path: Path) -> None:
     """On texts of another rule than the base's, base and heads learn the rule; with distillation the base stays."""
     base = cycle_base()
@@ -290,6 +294,7 @@ def reversed_walk(first: int) -> Example:
     return Example(torch.tensor(ids).int().numpy(), ((1, 24),))
 
 
+@pytest.mark.slow
 def test_two_stages(tmp_path: Path) -> None:
     """Stage 2 goes on from the folder of stage 1, whose files stay, with its number and form of heads."""
     base = tied_base()
