@@ -92,6 +92,7 @@ def test_results_without_a_model_are_equal() -> None:
     assert reproduced(saved("show.json", "show", "t.yaml"))["verdict"] == "identical"
 
 
+@pytest.mark.slow
 def test_calibrations_and_drafters_are_identical() -> None:
     """With a drafter that is learned and named in the file; then the drafter, and trees for it in another folder."""
     treeopt("calibrate", *LEARN, *FEW, "-o", "c.safetensors")

@@ -91,6 +91,7 @@ LEARNED = [*COMMON, "--drafter", "heads+ngram", "--learn-tokens", "60"]
 DRAFTER = Path("calibration.drafter.safetensors")
 
 
+@pytest.mark.slow
 def test_stopped_between_the_drafter_and_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     """--resume replaces the drafter of this run, and no other, and ends with the bytes of an unbroken run."""
     expected = Path("unbroken.safetensors")

@@ -393,6 +393,7 @@ def test_room_for_merged_weights_is_checked_first(chat: str, monkeypatch: pytest
         (KeyboardInterrupt(), 1),
     ],
 )
+@pytest.mark.slow
 def test_merge_that_fails_can_be_done_later(
     chat: str, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int
 ) -> None:

@@ -48,6 +48,7 @@ def test_sample_prints_both_figures_with_their_errors() -> None:
     assert text.count("\nrow ") == 2
 
 
+@pytest.mark.slow
 def test_sample_json_is_the_same_for_equal_seeds() -> None:
     """The settings, both figures, both standard errors, and the tests; all the same again."""
     data = treeopt_json(*SAMPLE, "--top-k", "30", "--top-p", "0.9")

@@ -58,6 +58,7 @@ def decoders(base: Base, trees: str) -> list[TreeDecoder]:
 
 
 @pytest.mark.parametrize("trees", ["static", "varying"])
+@pytest.mark.slow
 def test_one_capture_for_each_batch_and_capacity(captures: CompileCounter, trees: str) -> None:
     """Alone and in batches, with texts that cross a bucket and rows that end: no shape is captured twice."""
     eager, compiled = decoders(long_base("llama"), trees)

@@ -62,6 +62,7 @@ def test_text_to_the_last_position(family: str, prompt: int) -> None:
 
 
 @pytest.mark.parametrize("rule", [Sample(), Sample(temperature=1.3, top_k=4, top_p=0.9)])
+@pytest.mark.slow
 def test_sample_distribution(rule: Sample) -> None:
     """Texts through random trees are distributed as plain sampling distributes them; many drafts are accepted."""
     base = small_base()

@@ -80,6 +80,7 @@ def hanging_hub(*, answers_probe: bool) -> Iterator[str]:
 
 
 @looped("answers_probe", [False, True])
+@pytest.mark.slow
 def test_hub_that_hangs(answers_probe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub that accepts and never answers, from the first request on or later, is one E301 after the timeout."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

@@ -126,6 +126,7 @@ def tree_mask(nodes: int, cached: int) -> torch.Tensor:
 
 
 @looped("name", TRIED)
+@pytest.mark.slow
 def test_flops_and_parameters_are_those_of_the_model(name: str, tmp_path: Path) -> None:
     """Prefill, one token and a tree after the cache take the counted FLOPs; parameters are exact."""
     model = tiny(name)
@@ -169,6 +170,7 @@ def test_named_shapes_have_the_parameters_of_their_checkpoints(name: str, parame
         ),
     ],
 )
+@pytest.mark.slow
 def test_named_shape_is_that_of_its_config(name: str, config: dict[str, Any], tmp_path: Path) -> None:
     """FLOPs, bytes of the weights and the cache of a name are those of the model that transformers makes."""
     (tmp_path / "config.json").write_text(json.dumps(config))
