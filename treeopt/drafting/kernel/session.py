@@ -195,7 +195,7 @@ class KernelRows(ProposerSession):
 
     def grown(self, limits: SizeLimits) -> Expansion:
         """The trees of the likeliest nodes of each row."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: the kernel grows whole trees, a draft model level by level
 
     def compile(self, grown: Expansion, nodes: int, depth: int, roots: Tensor) -> Drafts:
         """The first nodes of the trees as drafts, by one transfer to the device."""
