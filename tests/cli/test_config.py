@@ -1,4 +1,4 @@
-"""`--config`, the environment, and the configuration that files and results store."""
+"""`--config`, and the configuration that files and results store."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-from conftest import ROOT_FOLDER
 from helpers import random_calibration
 from looped import looped
 from program import error_number, error_of, treeopt, treeopt_json
@@ -22,7 +20,6 @@ from treeopt.calibration import Calibration, Provenance, merged_provenance
 from treeopt.cli.app import program
 from treeopt.cli.configuration import (
     NOT_STORED,
-    PROJECT_VARIABLES,
     command_line,
     configuration_of,
     option_name,
@@ -48,14 +45,13 @@ def nodes(*line: str) -> int:
 
 @pytest.mark.usefixtures("calibration")
 def test_order_of_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line is before the environment, that before the file, that before the default."""
+    """The command line is before the file, that before the default; the environment sets no option."""
     file = write("nodes: 5\n")
     assert nodes() == 64
     assert nodes("--config", file) == 5
-    monkeypatch.setenv("TREEOPT_BUILD_NODES", "7")
-    assert nodes("--config", file) == 7
     assert nodes("--config", file, "--nodes", "9") == 9
-    assert nodes() == 7
+    monkeypatch.setenv("TREEOPT_BUILD_NODES", "7")
+    assert nodes() == 64
 
 
 @pytest.mark.usefixtures("calibration")
@@ -207,47 +203,6 @@ def test_device_is_not_stored() -> None:
     assert configuration_of(divided) == stored
 
 
-def test_environment_of_subcommands_and_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A subcommand has the names of its group in the variable; the version has none."""
-    monkeypatch.setenv("TREEOPT_HEADS_CONVERT_FOR", "nothing")
-    assert "'nothing' is not one of" in treeopt("heads", "convert", "h", "-o", "o", status=2).stderr
-    monkeypatch.setenv("TREEOPT_LIST_JSON", "1")
-    monkeypatch.setenv("TREEOPT_VERSION", "1")
-    assert "trees" in json.loads(treeopt("list").stdout)
-
-
-@pytest.mark.usefixtures("calibration")
-def test_variables_have_the_names_of_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--for` and `--calibration` have other names in Python; an error of a value names the variable."""
-    monkeypatch.setenv("TREEOPT_BUILD_FOR", "trtllm")
-    monkeypatch.setenv("TREEOPT_BUILD_CALIBRATION", "calibration.safetensors")
-    given = treeopt_json("build", "--nodes", "8")["configuration"]["build"]
-    assert given == {"calibration": ["calibration.safetensors"], "nodes": 8, "for": "trtllm"}
-    monkeypatch.setenv("TREEOPT_BUILD_FOR", "nothing")
-    assert "for the environment variable TREEOPT_BUILD_FOR: 'nothing'" in treeopt("build", status=2).stderr
-    assert "for '--for': 'other'" in treeopt("build", "--for", "other", status=2).stderr
-
-
-def test_unknown_variables_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of Python, misspelled names and names without a command; not those of other commands and of the project."""
-    unknown = ["TREEOPT_LIST_JSN", "TREEOPT_NODES", "TREEOPT_VERSION"]
-    for name in (*unknown, *sorted(PROJECT_VARIABLES), "TREEOPT_BUILD_NODES", "TREEOPT_HEADS_CONVERT_FOR"):
-        monkeypatch.setenv(name, "1")
-    warnings = json.loads(treeopt("list", "--json").stdout)["warnings"]
-    assert [warning.split()[3] for warning in warnings] == unknown
-    assert warnings[0].partition("; did you mean ")[2].startswith("TREEOPT_LIST_JSON")
-    monkeypatch.setenv("TREEOPT_BUILD_ENGINE", "json")  # the name of --for in Python
-    monkeypatch.delenv("TREEOPT_BUILD_NODES")
-    assert "TREEOPT_BUILD_ENGINE is no option" in treeopt("build", "--calibration", "x", status=3).stderr
-
-
-def test_variables_of_the_project_are_listed() -> None:
-    """What tests and benches read of the environment is known, and nothing else."""
-    read = re.compile(r"environ\W+(?:get\W+)?(TREEOPT_[A-Z_]+)")
-    files = [*(ROOT_FOLDER / "tests").rglob("*.py"), *(ROOT_FOLDER / "bench").rglob("*.py")]
-    assert {name for file in files for name in read.findall(file.read_text(encoding="utf-8"))} == PROJECT_VARIABLES
-
-
 @pytest.mark.usefixtures("calibration")
 def test_configuration_of_another_command_is_refused() -> None:
     """The defaults of `build` are not those of `curve`, although both have the options."""
@@ -265,27 +220,23 @@ def parsed(*line: str) -> click.Context:
 
 
 LINES = {
-    "plain": ["generate", "Once upon a time", "--nodes", "3"],
-    "dashes": ["generate", "--tree", "a tree.yaml", "--", "--nodes is no option here"],
-    "stdin": ["generate", "-", "--no-chat-template"],
+    "plain": ["generate", "Once upon a time", "--model", "a b", "--nodes", "3"],
+    "dashes": ["generate", "--model", "a b", "--tree", "a tree.yaml", "--", "--nodes is no option here"],
+    "stdin": ["generate", "-", "--model", "a b", "--no-chat-template"],
     "config": ["validate", "--config", "run.yaml", "--judge", "2"],
     "repeated": ["learn", "--nodes", "4", "--nodes", "8", "--prompts", "-two.jsonl", "--config", "run.yaml"],
 }
 
 
 @looped("line", LINES.values())
-def test_printed_command_has_the_same_parameters(line: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a file and the environment in play, the command alone gives the same values."""
+def test_printed_command_has_the_same_parameters(line: list[str]) -> None:
+    """With a file in play, the command alone gives the same values."""
     write(
-        "limit: 3\nvalidate: {tree: 'it''s.yaml', repeats: 2, chat-template: false}\n"
-        "learn: {drafter: 'heads+ngram', seed: 7, force: false}\ndefaults: {dtype: bfloat16}\n"
+        "limit: 3\nvalidate: {tree: 'it''s.yaml', repeats: 2, chat-template: false, max-new-tokens: 9}\n"
+        "learn: {drafter: 'heads+ngram', seed: 7, force: false, levels: 12}\ndefaults: {dtype: bfloat16}\n"
     )
-    for name, value in (("VALIDATE_MAX_NEW_TOKENS", "9"), ("LEARN_LEVELS", "12"), ("GENERATE_MODEL", "a b")):
-        monkeypatch.setenv(f"TREEOPT_{name}", value)
     given = parsed(*line)
     command = command_line(given)
-    for name in ("VALIDATE_MAX_NEW_TOKENS", "LEARN_LEVELS", "GENERATE_MODEL"):
-        monkeypatch.delenv(f"TREEOPT_{name}")
     program_name, *words = shlex.split(command)
     again = parsed(*words)
     assert program_name == "treeopt"

@@ -34,13 +34,6 @@ def files() -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
 
 
-@pytest.fixture(autouse=True)
-def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables of the user's environment change no rerun."""
-    monkeypatch.setenv("TREEOPT_BUILD_NODES", "3")
-    monkeypatch.setenv("TREEOPT_CALIBRATE_LIMIT", "1")
-
-
 def reproduced(file: str, *more: str, status: int = 0) -> dict[str, Any]:
     """The result of reproduce, after checking that no file was changed, added or left behind."""
     before = files()

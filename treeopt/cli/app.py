@@ -91,9 +91,9 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     commands=[click.Command(name) for name in COMMANDS],  # of a misspelled name, click suggests one of these
-    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "TREEOPT"},
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(VERSION, prog_name="treeopt", allow_from_autoenv=False)
+@click.version_option(VERSION, prog_name="treeopt")
 def program() -> None:
     """Measure a drafter, build the best tree for it, and decode with it, losslessly.
 

@@ -33,7 +33,7 @@ def check_suffix(path: str, *suffixes: str, option: str = "-o") -> None:
 
 
 def given(name: str) -> bool:
-    """Whether an option of the running command is given: on the command line, in the environment or by --config."""
+    """Whether an option of the running command is given: on the command line or by --config."""
     return is_given(click.get_current_context(), name)
 
 

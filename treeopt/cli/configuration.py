@@ -1,6 +1,6 @@
 """`--config FILE`, and the configuration that files and JSON results store: the options of a command by their names.
 
-The values of a file become click's default map, so that a value on the command line or in the environment comes first.
+The values of a file become click's default map, so that a value on the command line comes first.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import functools
 import operator
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -43,9 +42,6 @@ NOT_STORED = {
     *("device", "device_map"),  # differ among shards; files have the kinds of devices in `made_by`
     *("output", "csv", "svg", "chart", "merge"),
 }
-PREFIX = "TREEOPT_"  # of environment variables
-# Variables of tests and the Makefile.
-PROJECT_VARIABLES = {f"{PREFIX}{name}" for name in ("SHARED", "CHAT_MODEL", "SITE", "SEEDS")}
 # Options in files of 0.1 -> their present names; `top-k` of build and curve was a number of ranks.
 RENAMED = {
     **{"batch": "batch-size", "texts": "test-limit", "to": "for", "drafts": "chain-length", "compare": "measured"},
@@ -61,30 +57,6 @@ def option_name(parameter: click.Parameter) -> str:
     if isinstance(parameter, click.Option):
         return max(parameter.opts, key=len).lstrip("-")
     return str(parameter.name).replace("_", "-")
-
-
-def variable_of(context: click.Context, option: click.Option) -> str:
-    """The environment variable of an option of a context's command: `TREEOPT_BUILD_FOR` for `build --for`."""
-    return f"{context.auto_envvar_prefix}_{option_name(option).replace('-', '_').upper()}"
-
-
-def name_variables(context: click.Context) -> None:
-    """Give each option the variable of its name, where click would take that of its parameter in Python."""
-    for one in context.command.params:
-        if isinstance(one, click.Option):
-            one.envvar, one.allow_from_autoenv = variable_of(context, one), False
-
-
-def unknown_variables(context: click.Context) -> Iterator[str]:
-    """A warning for each variable `TREEOPT_*` that is none of ours, nor an option, as far as this command knows."""
-    known = {variable_of(context, one): one for one in context.command.params if isinstance(one, click.Option)}
-    here = f"{context.auto_envvar_prefix}_"
-    program = context.find_root().command
-    commands = program.list_commands(context) if isinstance(program, click.Group) else []
-    others = tuple(f"{PREFIX}{name.upper()}_" for name in commands)
-    for name in sorted(set(os.environ) - PROJECT_VARIABLES - set(known)):
-        if name.startswith(PREFIX) and (name.startswith(here) or not name.startswith(others)):
-            yield f"warning: the environment variable {_unknown(name, known, f'{name} is no option and has no effect')}"
 
 
 def is_given(context: click.Context, name: str) -> bool:
@@ -116,7 +88,7 @@ def configuration_of(context: click.Context) -> dict[str, dict[str, Any]]:
 def command_line(context: click.Context) -> str:
     """The command of a context as a line that can be typed again, with `--json`: only such a result is kept.
 
-    The options of the environment and of the file of --config are in it; `NOT_STORED` and defaults are not.
+    The options of the file of --config are in it; `NOT_STORED` and defaults are not.
     """
     return typed_line(context.command, configuration_of(context), "--json")
 
@@ -141,7 +113,7 @@ def with_configuration(record: R, configuration: Mapping[str, Any]) -> R:
 
 
 def _is_unset(parameter: click.Parameter, value: Any) -> bool:
-    """Whether a flag that cannot be typed as false is false, as it may be by the environment and --config."""
+    """Whether a flag that cannot be typed as false is false, as it may be by --config."""
     return isinstance(parameter, click.Option) and parameter.is_flag and value is False and not parameter.secondary_opts
 
 

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import click
-from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from treeopt.cli.checks import input_names, made_of
@@ -22,9 +21,6 @@ from treeopt.cli.configuration import (
     command_name,
     config_option,
     configuration_of,
-    name_variables,
-    unknown_variables,
-    variable_of,
 )
 from treeopt.cli.examples import EXAMPLES
 from treeopt.cli.facts import Part, keyed, lines
@@ -151,8 +147,6 @@ class Command(click.Command):
         console = ctx.params["console"] = Console(as_json, configure=lambda: options | made_of(inputs), **shown)
         console.notes = ctx.meta.get(RAISING, True)
         try:
-            for warning in unknown_variables(ctx):
-                console.warn(warning)
             join_team(ctx)
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort, KeyboardInterrupt, BrokenPipeError):
@@ -167,15 +161,8 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         as_json = "--json" in args
-        name_variables(ctx)
         try:
             return super().parse_args(ctx, args)
-        except click.BadParameter as error:
-            option = error.param
-            by_environment = ctx.get_parameter_source(str(option and option.name)) is ParameterSource.ENVIRONMENT
-            if isinstance(option, click.Option) and by_environment:
-                error.param_hint = f"the environment variable {variable_of(ctx, option)}"
-            raise
         except TreeoptError as error:  # of --config
             if RAISING in ctx.meta:
                 raise
@@ -202,9 +189,9 @@ class Command(click.Command):
 
 
 def run_inside(words: Sequence[str], *, notes: bool) -> None:
-    """Run a command of the program in the running one, which gets its errors; the environment sets no option."""
+    """Run a command of the program in the running one, which gets its errors."""
     program = click.get_current_context().find_root().command
-    with program.make_context("treeopt", [*words], auto_envvar_prefix=None) as context:
+    with program.make_context("treeopt", [*words]) as context:
         context.meta[RAISING] = notes
         program.invoke(context)
 
