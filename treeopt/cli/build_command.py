@@ -11,7 +11,6 @@ from treeopt.cli.build_report import report_choice, report_policy, report_tree
 from treeopt.cli.checks import check_belongs, check_static_only, check_suffix, given
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafters import warn_other_heads
 from treeopt.cli.options import (
     calibrations_option,
     check_outputs,
@@ -35,6 +34,7 @@ from treeopt.defaults import (
 )
 from treeopt.engines import ENGINES
 from treeopt.files.outputs import TREE
+from treeopt.models.origins import profile_for_others
 from treeopt.progress import late
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     job = _job(options, len(files))
     calibrations = [load_calibration(file) for file in files]
     check_temperature_of(calibrations, options["temperature"])
-    warn_other_heads(console, calibrations[0], job.profile)
+    console.warn(*profile_for_others(job.profile, calibrations[0]))
     with console.progress("build") as progress:
         constrained = build_for(calibrations, job, progress=late(progress)) if job.constrained else None
         built = constrained.built if constrained else run_job(calibrations, job, progress=late(progress))
@@ -220,7 +220,7 @@ def _policy(console: Console, options: dict[str, Any], calibration: Calibration)
     if not options["profile"]:
         return build_policy(calibration, options["nodes"]), True
     profile = load_profile(options["profile"][0])
-    warn_other_heads(console, calibration, profile)
+    console.warn(*profile_for_others(profile, calibration))
     where = {"batch": options["batch"], "context": options["context"]}
     policy = fastest_policy(calibration, profile, **where)
     return policy, fastest([policy_budget(policy, calibration, profile, **where).speedup]) is not None

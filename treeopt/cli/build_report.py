@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console
-from treeopt.cli.drafters import warn_other_heads
 from treeopt.cli.facts import Column, Fact, Part, Table, milliseconds, picked
 from treeopt.cli.learn_command import reliability_text
 from treeopt.defaults import KINDS, ONE_NODE
 from treeopt.errors import counted
+from treeopt.models.origins import profile_for_others
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
@@ -207,7 +207,7 @@ def report_choice(console: Console, choice: DrafterChoice, batch: int, output: s
         console.warn(f"warning: {warning}")
     for one in choice.candidates:
         if one.budget is not None:
-            warn_other_heads(console, one.group.joined, one.group.profiles[one.kind])
+            console.warn(*profile_for_others(one.group.profiles[one.kind], one.group.joined))
     _end(console, output)
 
 

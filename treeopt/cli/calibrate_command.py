@@ -24,7 +24,6 @@ from treeopt.cli.drafters import (
     load_draft_model,
     uses_heads,
     warn_no_trees,
-    warn_other_drafter,
 )
 from treeopt.cli.facts import Column, Table, percent, picked
 from treeopt.cli.learn_command import announce_learning, chain_parts, learned_as_dict, reliability_text, report_learned
@@ -136,6 +135,7 @@ def _load(
 ) -> Given:
     """Load prompts and models, and print their names and what does not belong together."""
     from treeopt.calibrate.pipeline import CalibrationOptions
+    from treeopt.models.origins import drafter_for_others, models_ids
     from treeopt.texts.prompts import load_prompts
 
     scored = options["responses"] is not None
@@ -143,7 +143,7 @@ def _load(
     with_heads = chosen not in (NGRAM, *WITH_DRAFT) and uses_heads(options, chosen, drafter)
     base, loaded = load_models(console, options, with_heads=with_heads)
     draft = load_draft_model(console, options, base, drafter)
-    warn_other_drafter(console, drafter, base, loaded, draft)
+    console.warn(*drafter_for_others(drafter, models_ids(base, loaded, draft)))
     if drafter is not None:
         _warn_known(console, drafter, prompts)
     say_prompts(console, prompts)

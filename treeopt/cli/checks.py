@@ -130,13 +130,9 @@ def origin_of(
 ) -> dict[str, Any]:
     """The keys `command` and `made_with` of a result of the running command."""
     from treeopt.files.trees import plan_id
+    from treeopt.models.origins import models_ids
 
-    made_with = {
-        "model": base.name,
-        "model_id": base.fingerprint,
-        "dtype": base.dtype_name,
-        "heads_id": "" if loaded is None else loaded.fingerprint,
-        "draft_id": "" if draft is None else draft.fingerprint,
-        **({} if plan is None else {"drafter_id": plan.drafter, "tree_id": plan_id(plan)}),
-    }
+    made_with = models_ids(base, loaded, draft)
+    if plan is not None:
+        made_with |= {"drafter_id": plan.drafter, "tree_id": plan_id(plan)}
     return {"command": command_line(click.get_current_context()), "made_with": made_with}

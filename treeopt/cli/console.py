@@ -80,11 +80,12 @@ class Console:
         if self.notes and not self.quiet:
             echo(text, err=True)
 
-    def warn(self, text: str) -> None:
-        """Print a line in spite of --quiet; with --json it is among the result's `warnings`."""
-        self._warnings.append(text.removeprefix("warning: "))
-        if self.for_people:
-            echo(text, err=True)
+    def warn(self, *texts: str) -> None:
+        """Print lines in spite of --quiet; with --json they are the result's `warnings`."""
+        for text in texts:
+            self._warnings.append(text.removeprefix("warning: "))
+            if self.for_people:
+                echo(text, err=True)
 
     def report(self, *parts: Part) -> None:
         """Print the parts of a report; those that have a key are in the JSON object of `result`."""

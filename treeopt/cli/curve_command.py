@@ -10,7 +10,6 @@ import click
 from treeopt.cli.build_report import by_one_growth, texts_of, warn_few_texts
 from treeopt.cli.checks import check_static_only, check_suffix, given
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafters import warn_other_heads
 from treeopt.cli.facts import Column, Table
 from treeopt.cli.options import (
     calibration_option,
@@ -35,6 +34,7 @@ from treeopt.defaults import (
     WEIGHTS,
 )
 from treeopt.files.outputs import PICTURE, write_marked
+from treeopt.models.origins import profile_for_others
 from treeopt.progress import late
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def run(console: Console, **options: Any) -> None:
     timing = _timing(options)
     if timing is not None:
         check_priced(timing.profile, calibration, options["kind"])
-    warn_other_heads(console, calibration, timing.profile if timing else None)
+    console.warn(*profile_for_others(timing.profile if timing else None, calibration))
     more = {"kind": options["kind"], "largest": options["largest"], "top_k": ranks_of(options)}
     curve = measured_curve(console, calibration, timing, methods=_methods(options), **more)
     from treeopt.view.charts import render_curve

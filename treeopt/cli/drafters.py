@@ -1,4 +1,4 @@
-"""The options of drafters and trees, what they load, and warnings where it was made for another model."""
+"""The options of drafters and trees, and what they load."""
 
 from __future__ import annotations
 
@@ -103,8 +103,7 @@ def load_draft_model(
     if "output" in options:
         check_no_input(options["output"], draft.name)
     console.note(f"draft    {draft.name}  {draft.model.num_parameters():,} parameters")
-    for warning in draft.notes:
-        console.warn(warning)
+    console.warn(*draft.notes)
     return draft
 
 
@@ -183,6 +182,7 @@ class LoadedPlan:
 def load_for_plan(console: Console, options: Mapping[str, Any], chosen: ChosenPlan) -> LoadedPlan:
     """Load the models that a plan needs, and warn where it was made for others; the plan where none was chosen."""
     from treeopt.drafting.plans import untrained
+    from treeopt.models.origins import drafter_for_others, made_for_others, models_ids, timed_for_others
     from treeopt.verify.probe import check_trees
 
     plan, drafter = chosen.plan, chosen.drafter
@@ -193,11 +193,12 @@ def load_for_plan(console: Console, options: Mapping[str, Any], chosen: ChosenPl
         plan, drafter = untrained(base)
         console.note("drafter  nothing was learned: drafts from the text so far (treeopt learn makes a better one)")
     warn_edited(console, options["tree"])
-    warn_made_for_other(console, chosen.name, plan.source.get("calibration") or {}, _ids(base, loaded))
     draft = load_draft_model(console, options, base, drafter)
-    warn_other_drafter(console, drafter, base, loaded, draft)
+    here = models_ids(base, loaded, draft)
+    console.warn(*made_for_others(chosen.name, plan.source.get("calibration") or {}, here))
+    console.warn(*drafter_for_others(drafter, here))
     if options["tree"] is None and drafter is not None:
-        _warn_other_dtype(console, drafter, base)
+        console.warn(*timed_for_others(drafter, base))
     return LoadedPlan(base, loaded, plan, drafter, draft)
 
 
@@ -217,81 +218,11 @@ def load_with_prompts(
     return used, encoded
 
 
-_FLOAT32 = "float32"  # the dtype of older files, which do not state it
-
-
 def warn_edited(console: Console, *names: str | None) -> None:
     """Warn of each tree file that was edited by hand: its figures are not those that treeopt wrote."""
     for name in names:
         if name is not None and is_edited(Path(name)):
             console.warn(f"warning: {name} was edited by hand, so its figures may not be those of its calibration")
-
-
-def warn_other_heads(
-    console: Console, calibration: treeopt.Calibration, profile: treeopt.LatencyProfile | None
-) -> None:
-    """Warn where a profile was measured with another base or other heads than a calibration, or was not measured."""
-    if profile is None:
-        return
-    made = profile.provenance
-    if made.get("modelled"):
-        console.warn(
-            f"warning: the seconds are modelled ({made.get('model')} on {made.get('device')}), not measured; "
-            f"the traces are of {calibration.provenance.model}"
-        )
-    warn_made_for_other(console, "the profile", made, ids_of_traces(calibration))
-
-
-def warn_other_drafter(
-    console: Console, drafter: treeopt.Drafter | None, base: Base, loaded: LoadedHeads | None, draft: Base | None = None
-) -> None:
-    """Warn where a drafter was learned with another base, other heads or another draft model than these."""
-    if drafter is None:
-        return
-    warn_made_for_other(console, "the drafter", drafter.source, _ids(base, loaded))
-    same_dtype = draft is not None and drafter.source.get("dtype", _FLOAT32) == draft.dtype_name
-    if draft is not None and same_dtype and drafter.draft != draft.fingerprint:
-        console.warn(
-            f"warning: the drafter was made for another draft model ({drafter.draft}, this is {draft.fingerprint})"
-        )
-
-
-def _warn_other_dtype(console: Console, drafter: treeopt.Drafter, base: Base) -> None:
-    """Warn where the recommended tree of a drafter was chosen by steps in another dtype than the base's."""
-    timed = drafter.timed_dtype
-    if timed not in ("", base.dtype_name):
-        console.warn(
-            f"warning: the drafter's tree is the fastest in {timed}; the model is in {base.dtype_name}, where another "
-            f"size may be faster, or none (--dtype {timed}, or treeopt learn --dtype {base.dtype_name})"
-        )
-    elif drafter.timed_compiled and not base.compile:
-        console.note("the drafter's tree was timed with --compile, and is the fastest with it")
-
-
-Ids = tuple[str, str, str]  # of the base model, its dtype, and of the heads: empty without heads
-
-
-def _ids(base: Base, loaded: LoadedHeads | None) -> Ids:
-    return base.fingerprint, base.dtype_name, loaded.fingerprint if loaded else ""
-
-
-def ids_of_traces(calibration: treeopt.Calibration) -> Ids:
-    traced = calibration.provenance
-    return traced.model_id, traced.settings.get("dtype", _FLOAT32), traced.heads_id
-
-
-def warn_made_for_other(console: Console, name: str, source: Mapping[str, Any], here: Ids) -> None:
-    """Warn where the ids in `source` are not those of the base, of which only ids in one dtype agree, and the heads."""
-    model_id, dtype, heads_id = here
-    others = []
-    if source.get("dtype", _FLOAT32) == dtype and source.get("model_id") not in (None, "", model_id):
-        others.append(f"another base model ({source['model_id']}, this is {model_id})")
-    made_for = source.get("heads_id", heads_id)  # empty: without heads
-    if made_for != heads_id:
-        these = f"these are {heads_id}" if heads_id else "there are none here"
-        others.append(f"other heads ({made_for}, {these})" if made_for else f"no heads ({these})")
-    if others:
-        console.warn(f"warning: {name} was made for {' and '.join(others)}")
 
 
 def warn_no_trees(console: Console, base: Base, but: str) -> None:

@@ -148,8 +148,7 @@ def say_base(console: Console, base: Base) -> None:
     adapter = "" if base.adapter is None else f" with adapter {base.adapter.name}"
     compiled = ", compiled" if base.compile else ""
     console.note(f"model    {base.name}{adapter}  {base.dtype_name}{compiled} on {', '.join(map(str, base.devices))}")
-    for warning in base.notes:
-        console.warn(warning)
+    console.warn(*base.notes)
 
 
 _TEMPLATE = "Use the tokenizer's chat template."

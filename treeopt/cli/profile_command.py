@@ -11,7 +11,7 @@ import click
 from treeopt.cli.checks import check_inputs
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command, threads
-from treeopt.cli.drafters import draft_option, drafter_file_option, load_draft_model, uses_heads, warn_other_drafter
+from treeopt.cli.drafters import draft_option, drafter_file_option, load_draft_model, uses_heads
 from treeopt.cli.facts import Column, Part, Table
 from treeopt.cli.numbers import numbers_option
 from treeopt.cli.options import check_outputs, compile_option, dtypes_of, force_option, load_models, model_options
@@ -93,10 +93,11 @@ command = run
 def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None) -> LatencyProfile:
     """The profile in the dtype of the options."""
     from treeopt.evaluate.profile import measure_profile
+    from treeopt.models.origins import drafter_for_others, models_ids
 
     base, loaded = load_models(console, options, with_heads=uses_heads(options, options["drafter"], drafter))
     draft = load_draft_model(console, options, base, drafter)
-    warn_other_drafter(console, drafter, base, loaded, draft)
+    console.warn(*drafter_for_others(drafter, models_ids(base, loaded, draft)))
     with console.progress("profile") as progress:
         return measure_profile(
             base,

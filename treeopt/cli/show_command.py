@@ -12,7 +12,7 @@ import click
 
 from treeopt.cli.checks import check_apart, check_belongs
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafters import ids_of_traces, warn_edited, warn_made_for_other
+from treeopt.cli.drafters import warn_edited
 from treeopt.cli.facts import Column, Fact, Part, Table, picked
 from treeopt.defaults import HEADS, KINDS, MAX_NODES
 from treeopt.engines import ENGINES
@@ -102,6 +102,7 @@ def _show_options(console: Console, file: str) -> None:
 
 def _show_plan(console: Console, name: str, calibration: str | None) -> None:
     from treeopt.files.trees import load_plan
+    from treeopt.models.origins import made_for_others, traced_ids
     from treeopt.optimize.per_step import replay_policy
     from treeopt.optimize.replay import replay
     from treeopt.tree import Tree
@@ -118,7 +119,7 @@ def _show_plan(console: Console, name: str, calibration: str | None) -> None:
     outcome = replay(plan, traces) if isinstance(plan, Tree) else replay_policy(plan, traces)
     made_for = plan.source.get("calibration", {}).get("heads_id")
     same = None if made_for is None else made_for == traces.provenance.heads_id
-    warn_made_for_other(console, name, plan.source.get("calibration") or {}, ids_of_traces(traces))
+    console.warn(*made_for_others(name, plan.source.get("calibration") or {}, traced_ids(traces)))
     others = " (traces of other heads than those of the tree)" if same is False else ""
     error = outcome.sums.standard_error
     spread = "" if error is None else f"; standard error {error:.4f}, clustered by text"
