@@ -17,7 +17,6 @@ from looped import looped
 from report_pages import HOSTILE, whole_data
 
 from treeopt.files.trees import load_tree
-from treeopt.tree import Tree
 from treeopt.view import report_data
 from treeopt.view.report import render_report
 
@@ -150,34 +149,6 @@ def test_arrow_keys_move_between_nodes(opened: Opened, files: dict[str, Path]) -
     assert status.get_attribute("aria-live") == "polite"
     assert page.locator("#tree g.node[tabindex='0']").count() == 1
     opened.check_quiet(files["whole"])
-
-
-def test_arrow_keys_reach_collapsed_parts(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrows move to and from a collapsed part, also after a click on it, and it is read as its tooltip."""
-    monkeypatch.setattr(report_data, "DRAWN_NODES", 6)
-    tree = Tree(((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)), (0.5, 0.4, 0.25, 0.2, 0.1, 0.05))
-    data = report_data.report_data(report_data.ReportInputs(plan=("tree.yaml", tree)))
-    (tmp_path / "page.html").write_text(render_report(data), encoding="utf-8")
-    page = browser.new_page()
-    opened = Opened(page, tmp_path / "page.html")
-    page.locator("#tree g.node[tabindex='0']").focus()
-    where = "[...document.querySelectorAll('#tree g.node')].indexOf(document.activeElement)"
-    keys = "ArrowRight ArrowRight ArrowDown ArrowDown ArrowUp ArrowDown ArrowLeft ArrowRight ArrowRight ArrowDown"
-    visited = []
-    for key in keys.split():
-        page.keyboard.press(key)
-        visited.append(page.evaluate(where))
-    assert visited == [1, 3, 4, 5, 4, 5, 2, 5, 5, 5]  # 5 is the collapsed part below node 2
-    status = page.locator("#tree-status")
-    assert status.inner_text() == "2 more nodes below path [1], sum of values 0.15"
-    page.keyboard.press("Home")
-    page.locator("#tree g.collapsed rect").click()
-    assert page.evaluate(where) == 5
-    page.keyboard.press("ArrowLeft")
-    assert page.evaluate(where) == 2
-    assert page.locator("#tree g.node[tabindex='0']").count() == 1
-    opened.check_quiet(tmp_path / "page.html")
-    page.close()
 
 
 @looped("selector", ["h1", "td data", "#tree text.label", "figcaption"])

@@ -1,4 +1,4 @@
-"""Where a picture has its parts: large trees collapsed, and no label on an edge, a node or another label."""
+"""Where a picture has its parts: large trees in part, and no label on an edge, a node or another label."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import time
 
 import numpy as np
-import pytest
 from drafted_steps import random_step
 from helpers import random_tree
 from looped import looped
@@ -16,7 +15,7 @@ from svg_geometry import faults
 
 from treeopt.files.trees import load_tree, zoo
 from treeopt.tree import Tree
-from treeopt.view.layout import MAX_NODES, Item, Kind, items_of, place
+from treeopt.view.layout import MAX_NODES, Item, items_of, place
 from treeopt.view.scene import scene_of
 from treeopt.view.svg import render_svg
 
@@ -29,51 +28,32 @@ def valued(tree: Tree, seed: int) -> Tree:
     return Tree(tree.paths, tuple(values[1:]))
 
 
-def below(tree: Tree, path: tuple[int, ...], drawn: set[tuple[int, ...]]) -> list[int]:
-    """Indices of the paths whose longest drawn beginning is this one, by the definition."""
-    found = []
-    for i, one in enumerate(tree.paths):
-        longest = max((one[:n] for n in range(len(one) + 1) if one[:n] in drawn or not n), key=len)
-        if longest == path and one != path:
-            found.append(i)
-    return found
-
-
 @looped("most", [2, 3, 7, 20, 39, 40])
 @looped("with_values", [True, False])
-def test_collapsed_items_count_what_is_not_drawn(most: int, with_values: bool) -> None:
-    """At most so many items; each collapsed one has number and sum of the nodes below its parent that are not drawn."""
+def test_drawn_nodes_are_the_likeliest(most: int, with_values: bool) -> None:
+    """So many nodes, each with its parent; no node that is left out has a likelier path than one that is drawn."""
     for seed in range(6):
         tree = random_tree(seed, nodes=40, depth=5, ranks=5)
         tree = valued(tree, seed) if with_values else tree
         items = items_of(tree, most=most)
-        assert len(items) <= most
-        paths = [(), *tree.paths]
-        drawn = {paths[item.node] for item in items if item.kind is Kind.NODE}
-        assert {path[:-1] for path in drawn if path} <= drawn  # with each node its parent
-        for item in (one for one in items if one.kind is Kind.COLLAPSED):
-            hidden = below(tree, paths[item.node], drawn)
-            assert item.hidden == len(hidden) > 1
-            assert item.value == (pytest.approx(sum(tree.values[i] for i in hidden)) if tree.values else None)
-            assert (items[item.parent].node, item.depth) == (item.node, len(paths[item.node]) + 1)
-        assert len(drawn) + sum(item.hidden for item in items) == tree.nodes
+        assert len(items) == most
+        drawn = {item.node for item in items}
+        assert all(tree.parents[node] in drawn for node in drawn)
+        assert all(items[item.parent].node == tree.parents[item.node] for item in items)
+        values = (1.0, *(tree.values or [1.0 - node / 99 for node in range(1, tree.nodes)]))
+        assert min(values[node] for node in drawn) >= max([0.0, *(values[i] for i in set(range(40)) - drawn)])
 
 
 def test_whole_tree_is_drawn_up_to_the_limit() -> None:
-    """A tree of as many nodes as are drawn has no collapsed item, in the order of its nodes."""
+    """A tree of as many nodes as are drawn is drawn whole, in the order of its nodes."""
     tree = random_tree(1, nodes=40, depth=5, ranks=5)
-    assert items_of(tree, most=40) == [
-        Item(Kind.NODE, node, tree.parents[node], tree.depths[node]) for node in range(40)
-    ]
+    assert items_of(tree, most=40) == [Item(node, tree.parents[node], tree.depths[node]) for node in range(40)]
 
 
 def test_nodes_of_greatest_value_are_drawn() -> None:
     """The likeliest nodes stay; a child that is likelier than its parent does not come before it."""
     tree = Tree(((0,), (1,), (2,), (0, 0), (1, 0), (1, 1)), (0.5, 0.1, 0.3, 0.4, 0.9, 0.9))
-    nodes = [item.node for item in items_of(tree, most=5) if item.kind is Kind.NODE]
-    assert nodes == [0, 1, 3, 4]
-    [collapsed] = [item for item in items_of(tree, most=5) if item.kind is Kind.COLLAPSED]
-    assert (collapsed.node, collapsed.hidden, collapsed.value) == (0, 3, pytest.approx(1.9))
+    assert [item.node for item in items_of(tree, most=4)] == [0, 1, 3, 4]
 
 
 def test_accepted_path_is_drawn_in_any_case() -> None:
@@ -84,30 +64,26 @@ def test_accepted_path_is_drawn_in_any_case() -> None:
     assert not {item.node for item in items_of(tree)} >= set(last)
     step = dataclasses.replace(random_step(tree, 1), accepted=(0, *last))
     scene = scene_of(tree, label="token", step=step)
-    nodes = {item.node for item in scene.items if item.kind is Kind.NODE}
+    nodes = {item.node for item in scene.items if not item.bonus}
     assert set(step.accepted) <= nodes
     assert (len(nodes) < tree.nodes, len(scene.items) <= MAX_NODES + 1) == (True, True)
-    assert scene.items[-1].kind is Kind.BONUS
+    assert scene.items[-1].bonus
 
 
 def test_large_picture_is_quick_and_says_what_it_draws() -> None:
-    """20,000 nodes take less than two seconds; heading, description and tooltips have the numbers."""
+    """20,000 nodes take less than two seconds; the heading has the number of those drawn."""
     paths = [path for depth in (1, 2, 3) for path in itertools.product(range(27), repeat=depth)]
     tree = valued(Tree(tuple(paths)), 2)
     assert tree.nodes == 1 + 27 + 27**2 + 27**3 == 20_440
     begin = time.process_time()
     picture = render_svg(tree)
     assert time.process_time() - begin < 2
-    drawn = picture.count('<g class="node s')
-    collapsed = [int(one) for one in re.findall(r">\+(\d+)</text>", picture)]
-    assert drawn + len(collapsed) <= MAX_NODES < drawn + len(collapsed) + 2
-    assert drawn + sum(collapsed) == tree.nodes
-    assert f"({drawn:,} drawn)</title>" in picture
-    assert f"{sum(collapsed):,} nodes of them are collapsed." in picture
-    assert re.search(r"<title>\d+ more nodes below path \[\d+(, \d+)*\], sum of values [\d.e-]+</title><rect", picture)
+    assert picture.count('<g class="node s') == MAX_NODES
+    assert "(2,000 drawn)</title>" in picture
+    assert "A tree of 20,440 nodes" in picture
 
 
-def test_collapsed_tree_has_stable_bytes() -> None:
+def test_large_tree_has_stable_bytes() -> None:
     """Equal trees give equal bytes, also where values are equal."""
     paths = [(i, j) for i in range(60) for j in range(60)] + [(i,) for i in range(60)]
     one, other = (Tree.from_paths(order, [0.5] * len(paths)) for order in (paths, paths[::-1]))
@@ -116,8 +92,8 @@ def test_collapsed_tree_has_stable_bytes() -> None:
 
 def test_places_by_hand() -> None:
     """Columns as wide as their labels, 7 pixels a character and at least 48; rows of 16 pixels; parents between."""
-    items = [Item(Kind.NODE, 0, 0, 0), Item(Kind.NODE, 1, 0, 1), Item(Kind.NODE, 2, 0, 1), Item(Kind.NODE, 3, 1, 2)]
-    found = place(items, ["", "ab", "日", "abcdefgh"])
+    items = [Item(0, 0, 0), Item(1, 0, 1, label="ab"), Item(2, 0, 1, label="日"), Item(3, 1, 2, label="abcdefgh")]
+    found = place(items)
     assert found.columns == (20, 141, 262)
     assert found.x == (20, 141, 141, 262)
     assert found.y == (54, 46, 62, 46)
@@ -166,14 +142,11 @@ def test_labels_are_free_of_edges_on_steps(label: str) -> None:
         assert faults(render_svg(tree, label=label, step=random_step(tree, seed))) == [], (seed, nodes, depth)
 
 
-def test_labels_are_free_of_edges_on_a_tree_of_collapsed_subtrees() -> None:
-    """The same where a subtree is one marked node."""
+def test_labels_are_free_of_edges_on_a_large_tree() -> None:
+    """The same where a part of the nodes is drawn."""
     paths = [path for depth in (1, 2, 3) for path in itertools.product(range(13), repeat=depth)]  # 2,379
     tree = with_values(Tree(tuple(paths)), 5)
     picture = render_svg(tree)
-    assert re.search(r">\+\d+<", picture)
-    marked = re.findall(r'class="node collapsed"', picture)
-    assert len(marked) > 1
     # All pairs of 2,000 boxes take long: the geometry of the first rows only.
     assert faults(first_rows(picture, 300.0)) == []
 

@@ -14,7 +14,7 @@ from treeopt.errors import Code, counted
 from treeopt.files.trees import load_tree
 from treeopt.tree import Tree
 from treeopt.view.graph import render
-from treeopt.view.layout import Item, Kind
+from treeopt.view.layout import Item
 from treeopt.view.scene import (
     accepted_words,
     describe,
@@ -186,14 +186,13 @@ def test_counts(number: int, noun: str, words: str) -> None:
 
 def test_labels_of_nodes() -> None:
     """Ranks, values of the tree, or tokens and probabilities of a step."""
-    nodes = [Item(Kind.NODE, node, 0, 0) for node in range(4)]
+    nodes = [Item(node, 0, 0) for node in range(4)]
     assert [label_of(TREE, item, "rank") for item in nodes] == ["", "0", "1", "2"]
     assert [label_of(TREE, item, "probability") for item in nodes] == ["", ".50", ".25", ".12"]
     assert [label_of(TREE, item, "none") for item in nodes] == [""] * 4
     assert [label_of(TREE, item, "token", STEP) for item in nodes] == ["a", "␣b", "∅", "c↵"]
     assert [label_of(TREE, item, "probability", STEP) for item in nodes] == ["", ".75", "", ".50"]
-    hidden, bonus = Item(Kind.COLLAPSED, 1, 1, 2, 12), Item(Kind.BONUS, 1, 1, 2)
-    assert [label_of(TREE, hidden, label) for label in ("none", "rank")] == ["+12", "+12"]
+    bonus = Item(1, 1, 2, bonus=True)
     assert [label_of(TREE, bonus, label, STEP) for label in ("none", "rank", "token")] == ["", "⇥", "⇥"]
     assert label_of(TREE, bonus, "rank") == ""
 
@@ -211,14 +210,10 @@ def test_tooltips() -> None:
     assert describe(TREE, 3, STEP) == (
         "token 9 'c↵', probability 0.5 in the base model; node 3: path [0, 2], rank 2 of level 2" + ends[3]
     )
-    assert describe_item(TREE, Item(Kind.BONUS, 1, 1, 2), STEP) == (
+    assert describe_item(TREE, Item(1, 1, 2, bonus=True), STEP) == (
         "token 5 '⇥': the base model's token after the accepted path"
     )
-    assert (
-        describe_item(TREE, Item(Kind.COLLAPSED, 0, 0, 1, 2, 0.5)) == "2 more nodes below the root, sum of values 0.5"
-    )
-    assert describe_item(TREE, Item(Kind.COLLAPSED, 1, 1, 2, 1)) == "1 more node below path [0]"
-    assert describe_item(TREE, Item(Kind.NODE, 1, 0, 1)) == describe(TREE, 1)
+    assert describe_item(TREE, Item(1, 0, 1)) == describe(TREE, 1)
 
 
 def test_headings() -> None:
@@ -234,15 +229,12 @@ def test_headings() -> None:
 
 
 def test_pictures_in_words() -> None:
-    """The leaf of the largest value, the accepted path, and how many nodes are collapsed."""
-    items = [Item(Kind.NODE, 0, 0, 0), Item(Kind.COLLAPSED, 0, 0, 1, 2), Item(Kind.COLLAPSED, 1, 0, 1, 1)]
-    assert description(TREE, items[:1]) == (
+    """The leaf of the largest value, and the accepted path."""
+    assert description(TREE) == (
         "A tree of 4 nodes, depth 2, 2 leaves. Most probable path: [1], with probability 0.25."
     )
     accepted = "Step 4: after the root 'a', 1 draft accepted: '␣b'; the next token is '⇥'."
     assert accepted_words(STEP) == accepted
-    assert description(Tree(TREE.paths), items, STEP) == (
-        f"A tree of 4 nodes, depth 2, 2 leaves. {accepted} 3 nodes of them are collapsed."
-    )
+    assert description(Tree(TREE.paths), STEP) == (f"A tree of 4 nodes, depth 2, 2 leaves. {accepted}")
     ended = DraftedStep(TREE, STEP.tokens, STEP.texts, STEP.probabilities, (0,))
     assert accepted_words(ended) == "Step 1: after the root 'a', no draft accepted."

@@ -141,7 +141,7 @@ def test_text_and_edges_have_contrast(theme: str) -> None:
     )
     assert (len(edges), len(nodes)) == (12, 12)
     assert all(contrast(one, background) >= 3 for one in [*edges, *nodes])
-    outlines = colors(css, r"\.collapsed rect|\.bonus circle", "stroke")
+    outlines = colors(css, r"\.void circle|\.bonus circle", "stroke")
     assert len(outlines) == 2
     assert all(contrast(one, background) >= 3 for one in outlines)
 

@@ -9,7 +9,6 @@ import graphviz
 from treeopt.drafted_step import DraftedStep
 from treeopt.errors import Code, TreeoptError
 from treeopt.tree import Tree
-from treeopt.view.layout import Kind
 from treeopt.view.scene import Scene, scene_of
 from treeopt.view.svg import PALETTES, render_svg
 
@@ -65,8 +64,8 @@ def _digraph(scene: Scene, title: str) -> graphviz.Digraph:
     dot = graphviz.Digraph("tree", graph_attr=graph, node_attr={"shape": "box", "fontsize": "10"})
     red = PALETTES["light"]["accepted"]
     for i, one in enumerate(scene.items):
-        look = {"style": "dashed"} if one.kind is not Kind.NODE or one.void else {}
-        look |= {"color": red, "penwidth": "3"} if one.accepted else {"color": red} if one.kind is Kind.BONUS else {}
+        look = {"style": "dashed"} if one.bonus or one.void else {}
+        look |= {"color": red, "penwidth": "3"} if one.accepted else {"color": red} if one.bonus else {}
         text = graphviz.escape(one.label or ("root" if not i and not scene.of_step else ""))
         dot.node(str(i), text, tooltip=graphviz.escape(one.tooltip), **look)
         if i:

@@ -21,12 +21,12 @@ from treeopt.optimize.curve import Curve
 from treeopt.optimize.intervals import LEVEL, Interval
 from treeopt.policy import Plan, TreePolicy
 from treeopt.version import VERSION
+from treeopt.view.layout import drawn_nodes
 from treeopt.view.report_figures import first_source
-from treeopt.view.scene import scene_data
 
 SCHEMA = "treeopt.report/1"
 SHOWN_RANKS = 10  # columns of a heat map
-DRAWN_NODES = 400  # of a tree; the rest of a larger one is collapsed
+DRAWN_NODES = 400  # of a tree, the likeliest
 MAX_STEPS = 400  # of a decoded text that are shown
 PARTS = ("calibrations", "tree", "profile", "validations", "comparison", "decoding")  # of the data, all optional
 _TITLE = "Speculative decoding with token trees"
@@ -66,7 +66,7 @@ def report_data(inputs: ReportInputs) -> dict[str, Any]:
         None if inputs.decoding is None else _decoding(*inputs.decoding),
     )
     whole = {name: part for name, part in zip(PARTS, parts, strict=True) if part is not None}
-    found: dict[str, Any] = without_folders(whole, commands=("command",), kept=("picture", "prompt", "steps"))
+    found: dict[str, Any] = without_folders(whole, commands=("command",), kept=("prompt", "steps"))
     return {
         "schema": SCHEMA,
         "treeopt": VERSION,
@@ -136,13 +136,13 @@ def _plan(name: str, plan: Plan) -> dict[str, Any]:
     }
     if isinstance(plan, TreePolicy):
         return {**shared, "kind": KINDS[1], "size_cost": [list(pair) for pair in plan.size_cost]}
+    drawn = [node - 1 for node in drawn_nodes(plan, DRAWN_NODES)[1:]]
     return {
         **shared,
         "kind": KINDS[0],
         "leaves": len(plan.leaves),
-        "paths": [list(path) for path in plan.paths[:DRAWN_NODES]],
-        "values": None if plan.values is None else list(plan.values[:DRAWN_NODES]),
-        "picture": scene_data(plan, DRAWN_NODES),
+        "paths": [list(plan.paths[i]) for i in drawn],
+        "values": None if plan.values is None else [plan.values[i] for i in drawn],
     }
 
 

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+from treeopt.defaults import HEADS
+from treeopt.errors import counted
 from treeopt.optimize.intervals import Interval
+from treeopt.tree import Tree
 from treeopt.view.charts import Panel, Series, bar_of, render_bars, render_chart
-from treeopt.view.scene import Scene, visible
-from treeopt.view.svg import scene_svg
+from treeopt.view.scene import visible
+from treeopt.view.svg import render_svg
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -102,9 +105,13 @@ def first_source(sources: Mapping[str, int | None]) -> str:
 
 def tree_svg(tree: Mapping[str, Any]) -> Markup | None:
     """The picture of a tree, for the script of the page; None for trees of each step."""
-    if "picture" not in tree:
+    if "paths" not in tree:
         return None
-    return _markup(scene_svg(Scene.from_data(tree["picture"]), with_style=False, name="tree"))
+    drafter = "" if tree["drafter"] == HEADS else tree["drafter"]
+    drawn = Tree(tree["paths"], tree["values"], drafter=drafter)
+    title = f"{counted(tree['nodes'], 'node')}, depth {tree['depth']}, {counted(tree['leaves'], 'leaf')}"
+    title += f" ({drawn.nodes:,} drawn)" if drawn.nodes < tree["nodes"] else ""
+    return _markup(render_svg(drawn, title, with_style=False, name="tree"))
 
 
 def bars_svg(comparison: Mapping[str, Any]) -> Markup | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from treeopt.drafted_step import DraftedStep
 from treeopt.errors import Code, TreeoptError, counted
 from treeopt.tree import ROOT, Tree
-from treeopt.view.layout import MAX_NODES, Item, Kind, items_of
+from treeopt.view.layout import MAX_NODES, Item, items_of
 
 NO_DRAFT = "∅"
 _VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
@@ -34,11 +35,9 @@ def check_label(label: str, tree: Tree, step: DraftedStep | None) -> None:
 
 def label_of(tree: Tree, item: Item, label: str, step: DraftedStep | None = None) -> str:
     """The label of an item; empty where it has none."""
-    if item.kind is Kind.COLLAPSED:
-        return f"+{item.hidden}"
     if label == "none":
         return ""
-    if item.kind is Kind.BONUS:
+    if item.bonus:
         return "" if step is None else shortened(visible(step.bonus_text))
     if label == "token" and step is not None:
         return shortened(visible(step.texts[item.node])) if step.tokens[item.node] is not None else NO_DRAFT
@@ -109,16 +108,9 @@ def _token(step: DraftedStep, node: int) -> str:
 
 def describe_item(tree: Tree, item: Item, step: DraftedStep | None = None) -> str:
     """The tooltip of an item."""
-    if item.kind is Kind.BONUS and step is not None:
+    if item.bonus and step is not None:
         return f"token {step.bonus} '{visible(step.bonus_text)}': the base model's token after the accepted path"
-    if item.kind is Kind.COLLAPSED:
-        total = "" if item.value is None else f", sum of values {item.value:.4g}"
-        return f"{counted(item.hidden, 'more node')} below {_named(tree, item.node)}{total}"
     return describe(tree, item.node, step)
-
-
-def _named(tree: Tree, node: int) -> str:
-    return f"path {list(tree.paths[node - 1])}" if node else "the root"
 
 
 def summary(tree: Tree) -> str:
@@ -146,17 +138,14 @@ def cut_heading(text: str) -> str:
     return shortened(text, _LONGEST_HEADING)
 
 
-def description(tree: Tree, items: Sequence[Item], step: DraftedStep | None = None) -> str:
-    """The picture in words: its size, the most probable path, the accepted path, and what is collapsed."""
+def description(tree: Tree, step: DraftedStep | None = None) -> str:
+    """The picture in words: the size of the tree, its most probable path, and the accepted path."""
     parts = [f"A tree of {summary(tree)}."]
     if tree.values:
         leaf = max(tree.leaves, key=lambda node: tree.values[node - 1] if tree.values else 0.0)
         parts.append(f"Most probable path: {list(tree.paths[leaf - 1])}, with probability {tree.values[leaf - 1]:.4g}.")
     if step is not None:
         parts.append(accepted_words(step))
-    hidden = sum(item.hidden for item in items)
-    if hidden:
-        parts.append(f"{counted(hidden, 'node')} of them are collapsed.")
     return " ".join(parts)
 
 
@@ -166,29 +155,6 @@ def accepted_words(step: DraftedStep) -> str:
     path = f", {counted(len(drafts), 'draft')} accepted: {' '.join(drafts)}" if drafts else ", no draft accepted"
     after = "" if step.bonus is None else f"; the next token is '{visible(step.bonus_text)}'"
     return f"Step {step.number}: after the root {root}{path}{after}."
-
-
-@dataclass(frozen=True)
-class DrawnItem(Item):
-    """An item with its texts.
-
-    Args:
-        label: beside the node; empty for none.
-        tooltip: shown where the pointer is on it.
-        share: 0 .. 1, the square root of its share of the greatest value, which spreads small values; of a step of the
-            probability of its path in the base model. None without values.
-        accepted: whether it is on the accepted path of a step.
-        void: whether it is a node of a step without a draft.
-    """
-
-    label: str = ""
-    tooltip: str = ""
-    share: float | None = None
-    accepted: bool = False
-    void: bool = False
-
-
-_STORED = ("kind", "node", "parent", "depth", "label", "tooltip", "share")  # of an item, in reports
 
 
 @dataclass(frozen=True)
@@ -207,20 +173,7 @@ class Scene:
     description: str
     level: str
     of_step: bool
-    items: tuple[DrawnItem, ...]
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Scene:
-        """That of the data of `scene_data`."""
-        items = (DrawnItem(**{**one, "kind": Kind(one["kind"])}) for one in data["items"])
-        return cls(data["heading"], data["description"], data["level"], False, tuple(items))
-
-
-def scene_data(tree: Tree, most: int) -> dict[str, Any]:
-    """The scene of a tree in types of JSON, for reports; of more than `most` nodes the rest is collapsed."""
-    scene = scene_of(tree, most=most)
-    items = [{name: getattr(one, name) for name in _STORED} for one in scene.items]
-    return {"heading": scene.heading, "description": scene.description, "level": scene.level, "items": items}
+    items: tuple[Item, ...]
 
 
 def scene_of(
@@ -232,19 +185,18 @@ def scene_of(
     items = items_of(tree, most=most, accepted=red, bonus=step is not None and step.bonus is not None)
     shares = _shares(tree, step)
     drawn = [
-        DrawnItem(
-            **vars(item),
+        dataclasses.replace(
+            item,
             label=label_of(tree, item, label, step),
             tooltip=describe_item(tree, item, step),
-            share=shares[item.node] if item.kind is Kind.NODE else None,
-            accepted=item.kind is Kind.NODE and item.node in red,
-            void=item.kind is Kind.NODE and step is not None and step.tokens[item.node] is None,
+            share=None if item.bonus else shares[item.node],
+            accepted=not item.bonus and item.node in red,
+            void=not item.bonus and step is not None and step.tokens[item.node] is None,
         )
         for item in items
     ]
-    nodes = sum(item.kind is Kind.NODE for item in items)
     level = "level" if tree.drafter or step is not None else "head"
-    words = heading(tree, title, nodes, step), description(tree, items, step)
+    words = heading(tree, title, sum(not item.bonus for item in items), step), description(tree, step)
     return Scene(*words, level, step is not None, tuple(drawn))
 
 
@@ -263,7 +215,7 @@ def _shares(tree: Tree, step: DraftedStep | None) -> Sequence[float | None]:
 def drawn_data(tree: Tree, *, label: str = "rank", step: DraftedStep | None = None) -> dict[str, Any]:
     """The drawn nodes, and of a step its tokens and the accepted path, for JSON."""
     items = scene_of(tree, label=label, step=step).items
-    drawn = [_row(tree, one, step) for one in items if one.kind is not Kind.BONUS]
+    drawn = [_row(tree, one, step) for one in items if not one.bonus]
     if step is None:
         return {"drawn": drawn}
     return {
@@ -277,11 +229,10 @@ def drawn_data(tree: Tree, *, label: str = "rank", step: DraftedStep | None = No
     }
 
 
-def _row(tree: Tree, one: DrawnItem, step: DraftedStep | None) -> dict[str, Any]:
-    node, shared = one.node, {"kind": one.kind.value, "label": one.label}
-    if one.kind is Kind.COLLAPSED:
-        return {**shared, "parent": node, "nodes": one.hidden, "value": one.value}
-    found: dict[str, Any] = {**shared, "node": node, "parent": None, "path": [], "value": None}
+def _row(tree: Tree, one: Item, step: DraftedStep | None) -> dict[str, Any]:
+    node = one.node
+    found: dict[str, Any] = {"kind": "node", "label": one.label, "node": node}
+    found |= {"parent": None, "path": [], "value": None}
     if node != ROOT:
         found |= {"parent": tree.parents[node], "path": list(tree.paths[node - 1])}
         found["value"] = None if tree.values is None else tree.values[node - 1]

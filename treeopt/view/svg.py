@@ -1,7 +1,7 @@
 """The tree as SVG, without any program; equal trees give equal bytes. Colors are CSS, for light and dark backgrounds.
 
 Nodes are `<g class="node ...">`, edges `<path class="edge ...">`, with `data-node`; further classes are `accepted`,
-`bonus`, `collapsed`, `void` (without a draft) and `s0` to `s9` (the value). There are neither `style` attributes nor
+`bonus`, `void` (without a draft) and `s0` to `s9` (the value). There are neither `style` attributes nor
 scripts, so that a page with a strict Content-Security-Policy can embed pictures with `STYLE` in its style sheet.
 """
 
@@ -12,8 +12,8 @@ from xml.sax.saxutils import escape
 
 from treeopt.drafted_step import DraftedStep
 from treeopt.tree import Tree
-from treeopt.view.layout import MAX_NODES, RADIUS, Kind, Layout, place
-from treeopt.view.scene import DrawnItem, Scene, cut_heading, scene_of
+from treeopt.view.layout import MAX_NODES, RADIUS, Item, Layout, place
+from treeopt.view.scene import Scene, cut_heading, scene_of
 
 SHADES = 10  # classes s0 .. s9 of edges and nodes, by value
 
@@ -44,10 +44,10 @@ _SHAPES = (
     ".title{font:600 13px system-ui,sans-serif}",
     ".column{font:10px system-ui,sans-serif}",
     ".edge{fill:none}",
-    ".collapsed rect,.bonus circle,.void circle{stroke-width:1.5}",
+    ".bonus circle,.void circle{stroke-width:1.5}",
     ".bonus.edge{stroke-dasharray:4 3}",
     ".accepted .label,.bonus .label{font-weight:700}",
-    ".node:hover circle,.node:hover rect{stroke-width:3}",
+    ".node:hover circle{stroke-width:3}",
 )
 
 
@@ -72,18 +72,18 @@ def _colors(palette: Mapping[str, str]) -> str:
         f"text{{fill:{palette['text']}}}",
         f".column{{fill:{palette['muted']}}}",
         f".edge{{stroke:{neutral}}}",
-        f".node circle,.node rect{{fill:{neutral};stroke:{background}}}",
+        f".node circle{{fill:{neutral};stroke:{background}}}",
     ]
     for i in range(SHADES):
         color = _mixed(palette["low"], palette["high"], i / (SHADES - 1))
         rules += [f".s{i}.edge{{stroke:{color}}}", f".s{i} circle{{fill:{color}}}"]
     rules += [
-        f".collapsed rect,.void circle{{fill:{background};stroke:{neutral}}}",
+        f".void circle{{fill:{background};stroke:{neutral}}}",
         f".accepted.edge,.bonus.edge{{stroke:{accepted}}}",
         f".accepted circle{{fill:{accepted}}}",
         f".bonus circle{{fill:{background};stroke:{accepted}}}",
         f".accepted .label,.bonus .label{{fill:{accepted}}}",
-        f".node:hover circle,.node:hover rect{{stroke:{accepted}}}",
+        f".node:hover circle{{stroke:{accepted}}}",
     ]
     return _scoped(rules)
 
@@ -122,12 +122,7 @@ def render_svg(
 ) -> str:
     """The picture as text; of a step its tokens and the accepted path are drawn. `name` begins the ids in it."""
     scene = scene_of(tree, title, label=label, step=step, most=most)
-    return scene_svg(scene, theme=theme, with_style=with_style, name=name)
-
-
-def scene_svg(scene: Scene, *, theme: str = "auto", with_style: bool = True, name: str = "treeopt") -> str:
-    """The picture of a scene as text, with arguments as those of `render_svg`."""
-    layout = place(scene.items, [one.label for one in scene.items])
+    layout = place(scene.items)
     text = scene.heading
     width = max(layout.width, 2 * _TITLE_X + _TITLE_CHARACTER * len(cut_heading(text)))
     edges = sorted(range(1, len(scene.items)), key=lambda i: _height(scene.items[i]))
@@ -156,11 +151,11 @@ def _columns(scene: Scene, layout: Layout) -> list[str]:
     ]
 
 
-def _height(one: DrawnItem) -> tuple[int, float]:
+def _height(one: Item) -> tuple[int, float]:
     """The order in which edges are drawn over each other: by value, then the bonus token, then the accepted path."""
     if one.accepted:
         return 2, 0.0
-    return int(one.kind is Kind.BONUS), one.share or 0.0
+    return int(one.bonus), one.share or 0.0
 
 
 def _edge(scene: Scene, layout: Layout, i: int) -> str:
@@ -179,11 +174,9 @@ def _edge(scene: Scene, layout: Layout, i: int) -> str:
     return f'<path class="{classes}" data-node="{one.node}" d="{line}" stroke-width="{width:.2f}"/>'
 
 
-def _node(one: DrawnItem, layout: Layout, i: int) -> str:
+def _node(one: Item, layout: Layout, i: int) -> str:
     x, y = layout.x[i], layout.y[i]
     shape = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{RADIUS:.0f}"/>'
-    if one.kind is Kind.COLLAPSED:
-        shape = f'<rect x="{x - RADIUS:.1f}" y="{y - RADIUS:.1f}" width="{2 * RADIUS:.0f}" height="{2 * RADIUS:.0f}"/>'
     text = (
         f'<text class="label" x="{layout.label[i]:.1f}" y="{y + 3.5:.1f}">{escape(one.label)}</text>'
         if one.label
@@ -194,8 +187,8 @@ def _node(one: DrawnItem, layout: Layout, i: int) -> str:
     return f'<g class="{classes}" data-node="{one.node}">{tooltip}{shape}{text}</g>'
 
 
-def _classes(one: DrawnItem) -> list[str]:
+def _classes(one: Item) -> list[str]:
     """Classes beside `node` or `edge`."""
     found = [] if one.share is None else [f"s{shade(one.share)}"]
-    found += [] if one.kind is Kind.NODE else [one.kind.value]
+    found += ["bonus"] if one.bonus else []
     return [*found, *(["accepted"] if one.accepted else []), *(["void"] if one.void else [])]

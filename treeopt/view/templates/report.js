@@ -3,8 +3,10 @@
   const picture = document.querySelector("#tree .treeopt-tree");
   if (!picture) return;
   const status = document.getElementById("tree-status");
-  const { items } = JSON.parse(document.getElementById("report-data").textContent).tree.picture;
-  const nodes = [...picture.querySelectorAll("g.node")]; // in the order of the items
+  const paths = [[], ...JSON.parse(document.getElementById("report-data").textContent).tree.paths];
+  const index = new Map(paths.map((path, i) => [path.join(), i]));
+  const items = paths.map((path) => ({ parent: index.get(path.slice(0, -1).join()), depth: path.length }));
+  const nodes = [...picture.querySelectorAll("g.node")]; // in the order of the paths
   const rows = nodes.map((node) => node.getBBox().y + node.getBBox().height / 2);
   const byRow = (found) => found.sort((a, b) => rows[a] - rows[b]);
   const where = (test) => byRow([...nodes.keys()].filter(test));
