@@ -140,7 +140,6 @@ def wrong_trees() -> Iterator[Run]:
     yield Run("show: a folder", ["show", "model"])
     yield Run("show: a calibration", ["show", "calibration.safetensors"])
     yield Run("show: a name in the zoo, misspelt", ["show", "mc_sim_7b_36"])
-    yield Run("show: choices and JSON at once", ["show", "mine.yaml", "--format", "choices", "--json"])
     yield Run("show: a calibration of other heads", ["show", "mine.yaml", "--calibration", "mine.yaml"])
 
 

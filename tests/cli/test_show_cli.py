@@ -59,11 +59,14 @@ def test_tree_is_shown_with_what_is_expected(built: Tree) -> None:
     lines = text.splitlines()
     assert lines[0] == f"12 nodes, depth {built.depth}, {len(built.leaves)} leaves"
     assert "method          values " in text
-    assert "calibration     model base (b1), heads heads (h1), prompts prompts.json, 20 texts, " in text
-    at = lines.index("expected tokens per step, root counted:")
-    assert lines[at + 1].split()[:2] == [f"{expected.independent:.4f}", "independent:"]
-    assert lines[at + 2].split()[:2] == [f"{expected.replay:.4f}", "replay:"]
-    assert lines[at + 3].split()[:2] == [f"{expected.cross_validated:.4f}", "cross-validated:"]
+    assert (
+        "calibration     model base, model id b1, heads heads, heads id h1, prompts prompts.json, sequences 20, "
+        in text
+    )
+    [at] = [i for i, line in enumerate(lines) if line.startswith("tokens per step ")]
+    assert lines[at].split()[3:5] == [f"{expected.independent:.4f}", "independent:"]
+    assert lines[at + 1].split()[:2] == [f"{expected.replay:.4f}", "replay:"]
+    assert lines[at + 2].split()[:2] == [f"{expected.cross_validated:.4f}", "cross-validated:"]
     assert f"{expected.low:.3f} to {expected.high:.3f} on as many new prompts" in lines[at + 3]
     assert not re.search(r"[{}]|None|': ", text)
     data = treeopt_json("show", "t.yaml")
@@ -83,7 +86,6 @@ def test_traces_of_other_heads_are_told() -> None:
     Path("t.yaml").write_text(text)
     other = treeopt("show", "t.yaml", "--calibration", "c.safetensors")
     assert "warning: t.yaml was made for other heads (h2, these are h1)" in other.stderr
-    assert "(traces of other heads than those of the tree): " in other.stdout
     assert treeopt_json("show", "t.yaml", "--calibration", "c.safetensors")["replay"]["same_heads"] is False
     save_tree(Tree.chain(2), "chain.yaml")
     assert treeopt_json("show", "chain.yaml", "--calibration", "c.safetensors")["replay"]["same_heads"] is None
@@ -91,25 +93,15 @@ def test_traces_of_other_heads_are_told() -> None:
 
 @looped("name", ["mc_sim_7b_63", "zephyr_stage2", "random.yaml", "root.yaml"])
 def test_choices_round_trip(name: str) -> None:
-    """`show --format choices` prints one line that is JSON and the tree again, and nothing else."""
+    """`export --for json` prints one line that is the tree again, and nothing else."""
     save_tree(random_tree(4, nodes=30, depth=5, ranks=9), "random.yaml")
     save_tree(Tree(()), "root.yaml")
-    result = treeopt("show", name, "--format", "choices")
-    assert result.stderr == ""
+    result = treeopt("export", name, "--for", "json", "-q")
     assert result.stdout.count("\n") == 1
     assert [tuple(path) for path in json.loads(result.stdout)] == list(load_tree(name).paths)
     Path("c.py").write_text(f"choices = {result.stdout}")
     assert load_tree("c.py") == load_tree(name)
-    assert treeopt("show", "c.py", "--format", "choices", "-q").stdout == result.stdout
-
-
-@looped("layout", ["choices", "yaml"])
-def test_format_excludes_json_and_calibration(layout: str) -> None:
-    """Two layouts at once, or figures beside a file, are a usage error."""
-    for other in (["--json"], ["--calibration", "c.safetensors"]):
-        result = treeopt("show", "mc_sim_7b_63", "--format", layout, *other, status=2)
-        assert f"--format {layout} and {other[0]} exclude each other" in result.stderr
-        assert result.stdout == ""
+    assert treeopt("export", "c.py", "--for", "json", "-q").stdout == result.stdout
 
 
 def test_pasted_list_through_every_command() -> None:
@@ -218,7 +210,7 @@ HOSTILE: dict[str, tuple[Callable[[], object], tuple[str, ...], str | int]] = {
     "replay a deeper tree": (_other_depth, ("show", "mc_sim_7b_63", "--calibration", "c.safetensors"), "E101"),
     "replay over a tree": (_write("a.py", "[[0]]"), ("show", "a.py", "--calibration", "a.py"), "E203"),
     "replay over nothing": (lambda: None, ("show", "mc_sim_7b_63", "--calibration", "c.safetensors"), "E201"),
-    "a format that is none": (lambda: None, ("show", "mc_sim_7b_63", "--format", "python"), 2),
+    "an engine that is none": (lambda: None, ("show", "mc_sim_7b_63", "--for", "python"), 2),
     "two trees": (lambda: None, ("show", "mc_sim_7b_63", "zephyr_stage2"), 2),
     "no tree": (lambda: None, ("show",), 2),
     "list a tree": (lambda: None, ("list", "mc_sim_7b_63"), 2),

@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from treeopt.tree import Expected, Path, Tree
 
 
-FORMATS = ("text", "choices", "yaml")
 _ALL = "all"  # engines
+_EXPECTED = "tokens per step"  # root counted
 _SHOWN = 40  # paths of each side
-_COUNTS = {"sequences": "texts", "positions": "positions"}  # key in a file's calibration -> noun of the number
 _RANKS = re.compile(r"\[?\(?\s*(\d{1,9}(?:\s*,\s*\d{1,9})*)?\s*,?\s*\)?\]?")
 
 
@@ -40,18 +39,11 @@ _RANKS = re.compile(r"\[?\(?\s*(\d{1,9}(?:\s*,\s*\d{1,9})*)?\s*,?\s*\)?\]?")
 @click.option("--for", "engine", type=click.Choice([*ENGINES, _ALL]), help="Check the tree by the rules of an engine.")
 @click.option("--num-heads", type=click.IntRange(min=1), help="With --for: number of heads that the engine serves.")
 @click.option("--options", "stored", is_flag=True, help="Print the options that FILE was made with, for --config.")
-@click.option(
-    "--format",
-    "layout",
-    type=click.Choice(FORMATS),
-    default=FORMATS[0],
-    help="choices: a medusa_choices list; yaml: a tree file.",
-)
 def run(console: Console, tree: str, calibration: str | None, **options: Any) -> None:
     """Print the tree FILE (or a name from `treeopt list`): one line for each node, with its rank and value.
 
     A file is YAML of treeopt, or holds a medusa_choices list: [[0], [0, 0], [1]] in JSON or Python. For a policy of
-    per-step trees, sizes and costs are printed. --format choices and yaml print nothing else.
+    per-step trees, sizes and costs are printed.
 
     With --against, paths with - are in FILE alone, with + in the other tree alone; with --calibration both are
     replayed over the same traces, and the interval of the difference in tokens per step is a paired bootstrap over
@@ -66,7 +58,7 @@ def run(console: Console, tree: str, calibration: str | None, **options: Any) ->
     With --options, FILE is any file that a command wrote, a folder of heads, or a result of --json; defaults are
     among its options, outputs such as -o are not.
     """
-    check_apart("against", "path", "engine", "stored", "layout")
+    check_apart("against", "path", "engine", "stored")
     check_belongs(("calibration",), "a tree that is replayed", not (options["engine"] or options["stored"]))
     check_belongs(("num_heads",), "--for", bool(options["engine"]))
     if options["stored"]:
@@ -77,8 +69,6 @@ def run(console: Console, tree: str, calibration: str | None, **options: Any) ->
         _show_differences(console, tree, options["against"], calibration)
     elif options["path"] is not None:
         _show_path(console, tree, options["path"], calibration)
-    elif options["layout"] != FORMATS[0]:
-        _show_text(console, tree, options["layout"], calibration)
     else:
         _show_plan(console, tree, calibration)
 
@@ -103,41 +93,38 @@ def _show_options(console: Console, file: str) -> None:
 def _show_plan(console: Console, name: str, calibration: str | None) -> None:
     from treeopt.files.trees import load_plan
     from treeopt.models.origins import made_for_others, traced_ids
-    from treeopt.optimize.per_step import replay_policy
-    from treeopt.optimize.replay import replay
-    from treeopt.tree import Tree
 
     plan = load_plan(name)
     warn_edited(console, name)
     traces = _traces(calibration)
+    if traces is not None:
+        console.warn(*made_for_others(name, plan.source.get("calibration") or {}, traced_ids(traces)))
+    console.report(*_plan_parts(plan), *_replay_parts(plan, traces, calibration or ""))
+    console.result(_plan_data(plan))
+
+
+def _replay_parts(plan: Plan, traces: Calibration | None, name: str) -> Iterator[Part]:
+    """The replay of a plan over traces."""
+    from treeopt.optimize.per_step import replay_policy
+    from treeopt.optimize.replay import replay
+    from treeopt.tree import Tree
+
     if traces is None:
-        console.report(*_plan_parts(plan))
-        console.result({**_plan_data(plan), "replay": None})
+        yield Fact(None, None, key="replay")
         return
     if not traces.positions:
-        raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text", at=calibration or "")
+        raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text", at=name)
     outcome = replay(plan, traces) if isinstance(plan, Tree) else replay_policy(plan, traces)
-    made_for = plan.source.get("calibration", {}).get("heads_id")
-    same = None if made_for is None else made_for == traces.provenance.heads_id
-    console.warn(*made_for_others(name, plan.source.get("calibration") or {}, traced_ids(traces)))
-    others = " (traces of other heads than those of the tree)" if same is False else ""
-    error = outcome.sums.standard_error
+    error, shares = outcome.sums.standard_error, outcome.acceptance_by_depth().tolist()
     spread = "" if error is None else f"; standard error {error:.4f}, clustered by text"
-    figure = f"{outcome.tokens_per_step:.4f} tokens per step (root counted)"
-    sampled = None
+    yield f"replayed over {name}: {outcome.tokens_per_step:.4f} tokens per step (root counted){spread}"
     if outcome.expected_drafts is not None:
-        sampled = f"its texts are sampled at temperature {traces.temperature:g}: a sum of the target's probabilities"
-    shares = outcome.acceptance_by_depth().tolist()
-    shown = " ".join(f"{share:.3f}" for share in shares)
-    console.report(
-        *_plan_parts(plan),
-        f"replayed over {calibration}{others}: {figure}{spread}",
-        sampled,
-        f"share of steps that accept at least 1, 2, ... drafts: {shown}",
-    )
-    replayed = {"tokens_per_step": outcome.tokens_per_step, "standard_error": error}
-    replayed |= {"acceptance_by_depth": shares, "same_heads": same}
-    console.result({**_plan_data(plan), "replay": replayed})
+        yield f"its texts are sampled at temperature {traces.temperature:g}: a sum of the target's probabilities"
+    yield f"share of steps that accept at least 1, 2, ... drafts: {' '.join(f'{share:.3f}' for share in shares)}"
+    made_for = (plan.source.get("calibration") or {}).get("heads_id")
+    same = None if made_for is None else made_for == traces.provenance.heads_id
+    figures = {"tokens_per_step": outcome.tokens_per_step, "standard_error": error}
+    yield Fact(None, {**figures, "acceptance_by_depth": shares, "same_heads": same}, key="replay")
 
 
 def _plan_data(plan: Plan) -> dict[str, Any]:
@@ -159,69 +146,54 @@ def _plan_parts(plan: Plan) -> Iterator[Part]:
     """A plan in words: its size, source, expected tokens per step, and its nodes or sizes."""
     from treeopt.tree import Tree
     from treeopt.view.graph import render_text
+    from treeopt.view.scene import summary
 
+    source, of_tree = plan.source, isinstance(plan, Tree)
     if isinstance(plan, Tree):
-        yield f"{counted(plan.nodes, 'node')}, depth {plan.depth}, {counted(len(plan.leaves), 'leaf')}"
+        yield summary(plan)
     else:
         size = f"{'at most ' if plan.size_cost else ''}the {plan.nodes} most likely nodes (root counted)"
         yield f"a tree for each step: {size}, {counted(plan.depth, 'draft')} deep"
-    yield from _origin(plan)
-    if plan.expected is None:
-        yield Fact("expected", "not in the file; --calibration FILE replays traces")
-    else:
-        yield "expected tokens per step, root counted:"
-        yield from (f"  {figure:<11.4f}{meaning}" for figure, meaning in _figures(plan.expected))
+    for name in ("reference", "made_by", "method", "calibration"):
+        if source.get(name):
+            yield Fact(name.replace("_", " "), _in_words(source[name]))
+    if plan.drafter:
+        file = f" in {source['drafter']}" if "drafter" in source else ""
+        meaning = "ranks are those of its candidates" if of_tree else "its estimates choose the nodes"
+        yield Fact("drafter", f"{plan.drafter}{file}; {meaning}")
+    yield from _expected(plan.expected)
     if isinstance(plan, Tree):
         yield render_text(plan).rstrip()
     else:
         yield from _sizes(plan)
 
 
-def _origin(plan: Plan) -> Iterator[Fact]:
-    from treeopt.tree import Tree
-
-    source = plan.source
-    yield from (Fact(name.replace("_", " "), source[name]) for name in ("reference", "made_by") if name in source)
-    if source.get("method"):
-        yield Fact("method", ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in source["method"].items()))
-    if source.get("calibration"):
-        yield Fact("calibration", _calibration(source["calibration"]))
-    if plan.drafter:
-        file = f" in {source['drafter']}" if "drafter" in source else ""
-        meaning = "ranks are those of its candidates" if isinstance(plan, Tree) else "its estimates choose the nodes"
-        yield Fact("drafter", f"{plan.drafter}{file}; {meaning}")
+def _in_words(value: Any) -> Any:
+    """A mapping of a file as `model NAME, heads none, positions 70000`."""
+    if not isinstance(value, Mapping):
+        return value
+    return ", ".join(f"{name.replace('_', ' ')} {'none' if one == '' else one}" for name, one in value.items())
 
 
-def _calibration(source: Mapping[str, Any]) -> str:
-    """`model NAME (id), heads NAME (id), prompts NAME, 512 texts, 70000 positions`."""
-    ids = {name for name in source if name.endswith("_id") and name.removesuffix("_id") in source}
-    parts = []
-    for name, value in source.items():
-        if name in _COUNTS:
-            parts.append(f"{value} {_COUNTS[name]}")
-        elif name not in ids:
-            known = f" ({source[f'{name}_id']})" if source.get(f"{name}_id") else ""
-            parts.append(f"{name.replace('_', ' ')} {'none' if value == '' else value}{known}")
-    return ", ".join(parts)
-
-
-def _figures(expected: Expected | PolicyExpected) -> list[tuple[float, str]]:
-    """Each figure with its meaning; the interval is that of the last figure."""
+def _expected(expected: Expected | PolicyExpected | None) -> Iterator[Fact]:
+    """Each figure of a file with its meaning; the interval is that of the last one."""
     from treeopt.policy import PolicyExpected
 
-    interval = ""
-    if expected.low is not None:
-        interval = f"; {expected.low:.3f} to {expected.high:.3f} on as many new prompts (90 %)"
-    replayed = "replay: a decoder on the calibration's texts"
+    if expected is None:
+        yield Fact(_EXPECTED, "not in the file; --calibration FILE replays traces")
+        return
+    figures = {"replay: a decoder on the calibration's texts": expected.replay}
     if isinstance(expected, PolicyExpected):
-        estimated = "estimated: by the drafter, on the same texts"
-        return [(expected.estimated, estimated), (expected.replay, replayed + interval)]
-    independent = f"independent: 1 + the sum of the products of accuracies (K = {expected.top_k})"
-    figures = [(expected.independent, independent), (expected.replay, replayed)]
-    if expected.cross_validated is not None:
-        left_out = "cross-validated: replay on texts left out of the fit"
-        figures.append((expected.cross_validated, left_out + interval))
-    return figures
+        first = Fact(_EXPECTED, expected.estimated, ".4f", "estimated: by the drafter, on the same texts")
+    else:
+        formula = f"independent: 1 + the sum of the products of accuracies (K = {expected.top_k})"
+        first = Fact(_EXPECTED, expected.independent, ".4f", formula)
+        if expected.cross_validated is not None:
+            figures["cross-validated: replay on texts left out of the fit"] = expected.cross_validated
+    yield first
+    yield from (Fact("", figure, ".4f", meaning) for meaning, figure in figures.items())
+    if expected.low is not None:
+        yield Fact("", f"{expected.low:.3f} to {expected.high:.3f} on as many new prompts (90 %)")
 
 
 def _sizes(policy: TreePolicy) -> Iterator[Part]:
@@ -235,32 +207,6 @@ def _sizes(policy: TreePolicy) -> Iterator[Part]:
     yield Table(columns, policy.size_cost)
 
 
-def _show_text(console: Console, name: str, layout: str, calibration: str | None) -> None:
-    """Print a plan as the text of a file."""
-    from treeopt.files.choices import choices_text
-    from treeopt.files.trees import load_plan, policy_yaml, tree_yaml
-    from treeopt.tree import Tree
-
-    for other, present in (("--json", console.for_programs), ("--calibration", calibration is not None)):
-        if present:
-            raise click.UsageError(f"--format {layout} and {other} exclude each other")
-    plan = load_plan(name)
-    if layout == "yaml":
-        console.say((tree_yaml(plan) if isinstance(plan, Tree) else policy_yaml(plan)).removesuffix("\n"))
-        return
-    if not isinstance(plan, Tree):
-        what = f"{name} has no paths: it is a policy of per-step trees"
-        raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, fix="treeopt build --kind static makes one tree")
-    if plan.drafter:
-        raise TreeoptError(
-            Code.TREE_NOT_EXPORTABLE,
-            f"{name} is a tree of drafter {plan.drafter}",
-            why="its ranks are those of the drafter's candidates; a medusa_choices list holds ranks of the heads",
-            fix="--format yaml keeps the drafter",
-        )
-    console.say(choices_text(plan))
-
-
 def _show_rules(console: Console, name: str, engine: str, num_heads: int | None) -> None:
     """Print the rules of engines that a tree breaks."""
     from treeopt.export.lint import lint_file
@@ -270,15 +216,12 @@ def _show_rules(console: Console, name: str, engine: str, num_heads: int | None)
     for finding in found.findings:
         where = f" [{finding.engine}]" if finding.engine else ""
         console.say(f"{finding.severity}: {finding.rule}{where}: {finding.what}")
-        console.say(f"  why: {finding.why}")
-        if finding.fix:
-            console.say(f"  fix: {finding.fix}")
-    if found.tree is not None:
-        for one in names:
-            faults = sum(finding.engine == one and finding.severity == "error" for finding in found.findings)
-            console.say(f"{one:11} {'ok' if not faults else f'{faults} ' + ('error' if faults == 1 else 'errors')}")
+        console.say(f"  why: {finding.why}" + (f"\n  fix: {finding.fix}" if finding.fix else ""))
+    for one in names if found.tree is not None else ():
+        faults = sum(error.engine == one for error in found.errors)
+        console.say(f"{one:11} {counted(faults, 'error') if faults else 'ok'}")
     more = {"engines": names, "valid": found.tree is not None}
-    console.result({"nodes": found.nodes, **more, "findings": found.findings})
+    console.result({**picked(found, "nodes", "findings"), **more})
     if found.tree is None or (engine != _ALL and found.errors):
         click.get_current_context().exit(EXIT_INPUT)
 
@@ -287,17 +230,18 @@ def _show_differences(console: Console, first: str, second: str, calibration: st
     """Print what differs between two trees."""
     from treeopt.files.trees import load_tree
     from treeopt.optimize.intervals import compare_trees
+    from treeopt.view.scene import summary
 
     one, other = load_tree(first), load_tree(second)
     warn_edited(console, first, second)
     found = compare_trees(one, other, _traces(calibration))
-    for sign, name, tree in (("-", first, one), ("+", second, other)):
-        size = f"{counted(tree.nodes, 'node')}, depth {tree.depth}, {counted(len(tree.leaves), 'leaf')}"
-        console.say(f"{sign} {name}: {size}")
-    shared = counted(found.shared, "path")
-    console.say(f"{shared} in both, {len(found.first_only)} removed, {len(found.second_only)} added")
-    _say_paths(console, "-", one, found.first_only)
-    _say_paths(console, "+", other, found.second_only)
+    sides = (("-", one, found.first_only), ("+", other, found.second_only))
+    console.report(
+        f"- {first}: {summary(one)}",
+        f"+ {second}: {summary(other)}",
+        f"{counted(found.shared, 'path')} in both, {len(found.first_only)} removed, {len(found.second_only)} added",
+        *(line for side in sides for line in _path_lines(*side)),
+    )
     gain = found.gain
     if gain is not None:
         console.say(f"tokens per step by replay over {calibration}: {gain.first:.4f} and {gain.second:.4f}, {gain}")
@@ -313,12 +257,12 @@ def _show_differences(console: Console, first: str, second: str, calibration: st
     )
 
 
-def _say_paths(console: Console, sign: str, tree: Tree, paths: Sequence[Path]) -> None:
+def _path_lines(sign: str, tree: Tree, paths: Sequence[Path]) -> Iterator[str]:
     values: Mapping[Path, float] = dict(zip(tree.paths, tree.values or (), strict=False))
     for path in paths[:_SHOWN]:
-        console.say(f"{sign} {list(path)}" + (f"  {values[path]:.4f}" if path in values else ""))
+        yield f"{sign} {list(path)}" + (f"  {values[path]:.4f}" if path in values else "")
     if len(paths) > _SHOWN:
-        console.say(f"{sign} and {len(paths) - _SHOWN} more (--json lists all)")
+        yield f"{sign} and {len(paths) - _SHOWN} more (--json lists all)"
 
 
 def _show_path(console: Console, name: str, path: str, calibration: str | None) -> None:
