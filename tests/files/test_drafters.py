@@ -219,9 +219,3 @@ def test_names_of_0_x_are_read(tmp_path: Path) -> None:
     write_arrays(tmp_path / "old", arrays, header, overwrite=False)
     save_drafter(load_drafter(tmp_path / "old"), tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == (tmp_path / "new").read_bytes()
-
-
-@looped(("before", "now"), [("plain", "heads"), ("corrected", "heads+ngram")])
-def test_kinds_of_0_x_are_named(before: str, now: str) -> None:
-    """An old value of --drafter is taken for a file; the error names its new value."""
-    assert refusal_of(load_drafter, before).fix.startswith(f"--drafter {now},")

@@ -13,7 +13,7 @@ from refusals import refusal_of
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import save_calibration
-from treeopt.files.outputs import BUFFERS, PICTURE, TREE, check_distinct, check_no_input, check_output, write_marked
+from treeopt.files.outputs import BUFFERS, PICTURE, TREE, check_no_input, check_output, write_marked
 from treeopt.files.trees import load_tree, save_policy, save_tree
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
@@ -179,13 +179,3 @@ def test_link_is_written_through(tmp_path: Path) -> None:
     save_tree(Tree.chain(2), link)
     assert link.is_symlink()
     assert load_tree(target) == Tree.chain(2)
-
-
-def test_two_outputs_of_one_file_are_refused(tmp_path: Path) -> None:
-    """By one name, and by a link; outputs that are not written do not count."""
-    (tmp_path / "link").symlink_to("a")
-    check_distinct(tmp_path / "a", None, tmp_path / "b", None)
-    for other in ("a", "./a", "link"):
-        with pytest.raises(TreeoptError, match="are one file, and two are written") as caught:
-            check_distinct(tmp_path / "a", tmp_path / other)
-        assert caught.value.code is Code.FILE_UNWRITABLE

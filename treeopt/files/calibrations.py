@@ -13,7 +13,7 @@ from pydantic import AliasChoices, Field
 
 from treeopt.calibration import Calibration, Provenance
 from treeopt.defaults import CALIBRATION_FILE
-from treeopt.errors import Code, TreeoptError
+from treeopt.files.read import check_there
 from treeopt.files.strict_yaml import Schema, of_json, reading
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.traces import StepTraces, TargetTraces
@@ -75,13 +75,8 @@ def load_calibration(path: str | os.PathLike[str] = CALIBRATION_FILE) -> Calibra
     Raises:
         TreeoptError: E201 where it is missing, with the command that makes it; E203 or E220 where it is invalid.
     """
-    if not os.path.exists(path):
-        raise TreeoptError(
-            Code.FILE_MISSING,
-            f"there is no calibration {path}",
-            why="a tree is built from measured traces",
-            fix=f"treeopt calibrate --model MODEL [--heads HEADS] --prompts PROMPTS -o {path}",
-        )
+    make = f"treeopt calibrate --model MODEL [--heads HEADS] --prompts PROMPTS -o {path}"
+    check_there(path, f"calibration {path}", why="a tree is built from measured traces", fix=make)
     arrays, found = read_arrays(path, SCHEMA)
     with reading(path, "calibration"):
         return calibration_from(arrays, of_json(CalibrationHeader, found), path)

@@ -65,27 +65,25 @@ def read_configuration(path: str | os.PathLike[str]) -> tuple[Document, Where]:
         raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}", at=f"--config {path}")
     if not file.is_dir() and note_of(file).is_file():
         with contextlib.suppress(TreeoptError):  # the note of an earlier file of this name may be beside it
-            document, place = _own(file)
-            if place is not None:
+            document = _document(file)
+            if (place := _place(document.data)) is not None:
                 return document, place
         return strict_yaml.Document(file, _noted(file), {}), ()
-    document, place = _own(file)
+    document = _document(file)
     if not isinstance(document.data, dict):
         raise TreeoptError(Code.FILE_INVALID, f"{path} is no mapping", at=document.at(()), fix=_FIX)
-    if place is None and "schema" in document.data:
+    place = _place(document.data)
+    if place is None and ("schema" in document.data or not document.marks):
         raise _none_stored(file)
     return document, place or ()
 
 
-def _own(file: Path) -> tuple[Document, Where | None]:
-    """The document in a file, and the place of the configuration that it stores; None where it stores none."""
+def _document(file: Path) -> Document:
+    """The document in a file, or in a folder of heads; one that is not YAML has no marks."""
     from treeopt.files import strict_yaml
 
-    stored = _stored(file)
-    if stored is not None:
-        return strict_yaml.Document(file, stored, {}), ()
-    document = strict_yaml.load(file)
-    return document, _place(document.data)
+    data = _header(file)
+    return strict_yaml.load(file) if data is None else strict_yaml.Document(file, data, {})
 
 
 def _place(data: Any) -> Where | None:
@@ -225,8 +223,8 @@ def _none_stored(path: Path) -> TreeoptError:
     )
 
 
-def _stored(path: Path) -> dict[str, Any] | None:
-    """The configuration in a file that is not YAML, or in a folder of heads; None for a file that may be YAML."""
+def _header(path: Path) -> dict[str, Any] | None:
+    """What a file that is not YAML, or a folder of heads, says of itself; None for a file that may be YAML."""
     if path.is_dir():
         notes = [path / name for name in _NOTE_FILES if (path / name).is_file()]
         if not notes:
@@ -235,19 +233,11 @@ def _stored(path: Path) -> dict[str, Any] | None:
             raise TreeoptError(Code.FILE_INVALID, what, why=why, fix="name a file, or a folder of heads")
         # A merged model has the config of its base, and a note of ours.
         headers = [_json(read_bytes(note, MOST_SETTINGS)) for note in notes]
-        header = next((one for one in reversed(headers) if _place(one)), headers[0])
-    else:
-        start = read_head(path, _START)
-        if start.startswith(_PICTURES):
-            text = _comment(read_bytes(path, _MOST_READ))
-            return None if text is None else _json(text.encode())
-        if (header := header_of(path)) is None:
-            return None
-    place = _place(header)
-    if place is None:
-        raise _none_stored(path)
-    found: dict[str, Any] = _part(header, place)
-    return found
+        return next((one for one in reversed(headers) if _place(one)), headers[0])
+    if read_head(path, _START).startswith(_PICTURES):
+        text = _comment(read_bytes(path, _MOST_READ))
+        return None if text is None else {KEY: _json(text.encode())}
+    return header_of(path)
 
 
 def _comment(raw: bytes) -> str | None:

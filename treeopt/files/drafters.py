@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from treeopt.defaults import HEADS, HEADS_NGRAM
 from treeopt.drafter import Drafter, Level
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.read import check_there
 from treeopt.files.strict_yaml import Schema, of_json, reading
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.ngram_table import NgramTable
@@ -19,7 +19,6 @@ from treeopt.policy import Plan, TreePolicy
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.drafter/1"
-_NAMES_OF_0: dict[str | bytes, str] = {"plain": HEADS, "corrected": HEADS_NGRAM}  # values of --drafter in 0.x
 _KEYS_OF_0 = {
     "seen": "num_tokens",
     "transition": "ngram",
@@ -87,15 +86,8 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
         TreeoptError: E201 where it is missing, with the command that makes it; E203 or E222 where it is invalid, E103
             where its plan is.
     """
-    if not os.path.exists(path):
-        learn = f"treeopt learn --model MODEL [--heads HEADS] --prompts PROMPTS -o {path}"
-        name = _NAMES_OF_0.get(os.fspath(path))
-        raise TreeoptError(
-            Code.FILE_MISSING,
-            f"there is no drafter {path}",
-            why="a drafter is its n-gram table and fitted numbers",
-            fix=f"--drafter {name}, which was called {path}" if name else learn,
-        )
+    learn = f"treeopt learn --model MODEL [--heads HEADS] --prompts PROMPTS -o {path}"
+    check_there(path, f"drafter {path}", why="a drafter is its n-gram table and fitted numbers", fix=learn)
     arrays, found = read_arrays(path, SCHEMA)
     with reading(path, "drafter"):
         found = _renamed(found) | {"levels": [_renamed(level) for level in found["levels"]]}

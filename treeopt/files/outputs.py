@@ -31,7 +31,7 @@ def check_output(path: _Name, *, kind: str | None = None, force: bool, inputs: I
     check_no_input(path, *inputs)
     if not target.exists() or force:
         return target
-    found = None if kind is None else _cheap_kind(target)
+    found = None if kind is None else _KINDS.get(_written(target) or "")
     if kind is not None and found == kind:
         return target
     why = f"only an unedited {kind} that treeopt wrote is replaced without --force" if kind and found is None else ""
@@ -47,37 +47,22 @@ def check_no_input(path: _Name, *inputs: _Name | None) -> None:
         if not (target.exists() and source.exists()):
             continue
         inside = source.is_dir() and target.resolve().parent == source.resolve()
-        if target.samefile(source) or (inside and not _ours(target)):
+        if target.samefile(source) or (inside and _written(target) is None):
             what = f"{path} is an input of this command" + (f", a file of {source}" if inside else "")
             why = "an input is never replaced, not even with --force"
             raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix="choose another name with -o")
 
 
-def check_distinct(*outputs: _Name | None) -> None:
-    """Raise E204 where two outputs of a command are one file; None for an output that is not written."""
-    given = [name for name in outputs if name is not None]
-    places = [os.path.realpath(name) for name in given]
-    for i, name in enumerate(given):
-        if places[i] in places[:i]:
-            what = f"{given[places.index(places[i])]} and {name} are one file, and two are written"
-            raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="give each output a name of its own")
-
-
-def _cheap_kind(path: Path) -> str | None:
+def _written(path: Path) -> str | None:
+    """The kind or schema of an unedited file of treeopt, in a format that is not part of a model's checkpoint."""
     from treeopt.files.tensors import unedited_schema
 
-    return unedited_kind(path) or (BUFFERS if unedited_schema(path) == BUFFERS_SCHEMA else None)
-
-
-def _ours(path: Path) -> bool:
-    """Whether treeopt wrote the file, in a format that is not part of a model's checkpoint."""
-    from treeopt.files.tensors import unedited_schema
-
-    return path.is_file() and (unedited_kind(path) or unedited_schema(path)) is not None
+    return unedited_kind(path) or (unedited_schema(path) if path.is_file() else None)
 
 
 TREE, PICTURE, BUFFERS, REPORT = "tree", "picture", "compiled tree", "report"  # kinds that are fast to make again
 BUFFERS_SCHEMA = "treeopt.buffers/1"  # of compiled trees
+_KINDS = {**{kind: kind for kind in (TREE, PICTURE, REPORT)}, BUFFERS_SCHEMA: BUFFERS}  # by mark or schema
 _XML, _DOT, _YAML = ("<!-- ", " -->"), ("// ", ""), ("# ", "")  # before and after a comment
 _COMMENTS = {".svg": _XML, ".html": _XML, ".dot": _DOT, ".gv": _DOT}  # of pictures and reports; YAML's otherwise
 _MARK = re.compile(r"(?:<!-- |// |# )treeopt ([a-z ]+), unedited: sha256 ([0-9a-f]{64})(?: -->)?\n")

@@ -14,7 +14,8 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
 from treeopt.files.atomic import write_text
 from treeopt.files.configurations import KEY, entries, flow_mapping, stored_lines
-from treeopt.files.strict_yaml import Schema, check, faults_error
+from treeopt.files.read import check_there
+from treeopt.files.strict_yaml import Faults, Schema, check, faults_error
 from treeopt.latency import LatencyPoint, LatencyProfile, repeated
 
 SCHEMA = "treeopt.latency/1"
@@ -78,17 +79,13 @@ def load_profile(path: str | os.PathLike[str] = PROFILE_FILE) -> LatencyProfile:
     Raises:
         TreeoptError: E201 where it is missing, with the command that makes it; E203 where it is invalid.
     """
-    if not os.path.exists(path):
-        raise TreeoptError(
-            Code.FILE_MISSING,
-            f"there is no latency profile {path}",
-            why="the time of a step is measured on the machine that will run it",
-            fix=f"treeopt profile --model MODEL [--heads HEADS] -o {path}",
-        )
+    why = "the time of a step is measured on the machine that will run it"
+    make = f"treeopt profile --model MODEL [--heads HEADS] -o {path}"
+    check_there(path, f"latency profile {path}", why=why, fix=make)
     document = strict_yaml.load(Path(path))
     content = check(document, ProfileFile, SCHEMA)
     points: list[LatencyPoint] = []
-    faults: list[tuple[tuple[str | int, ...], str]] = []
+    faults: Faults = []
     for i, line in enumerate(content.points):
         try:
             points.append(LatencyPoint(**line.model_dump()))

@@ -30,6 +30,12 @@ _PIECE = 1 << 20
 _WAIT_MS = 5000  # for another process to open a pipe
 
 
+def check_there(path: str | os.PathLike[str], what: str, *, why: str = "", fix: str) -> None:
+    """Raise E201, with the command that makes it, where there is no file or folder of this name."""
+    if not os.path.exists(path):
+        raise TreeoptError(Code.FILE_MISSING, f"there is no {what}", why=why, fix=fix)
+
+
 def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
     """The content of a file, or at most 64 MiB of a pipe: E201, E203 (more than `most` bytes, too), E403."""
     with _errors(path):

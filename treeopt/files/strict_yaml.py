@@ -11,13 +11,14 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, counted
 from treeopt.files.read import header_in, header_of, read_bytes, read_start, unreadable
 from treeopt.tree import MAX_FAULTS
 
@@ -36,15 +37,16 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 
 Where = tuple[str | int, ...]  # keys and indices from the top of the document
 Marks = dict[Where, tuple[int, int]]  # line and column, from 1
+Faults = list[tuple[Where, str]]  # places in a document, and what is wrong there
 
 
+@dataclass(frozen=True)
 class Document:
     """The data of one file, and the line and column of each part."""
 
-    def __init__(self, path: Path, data: Any, marks: Marks) -> None:
-        self.path = path
-        self.data = data
-        self.marks = marks
+    path: Path
+    data: Any
+    marks: Marks
 
     def at(self, where: Where) -> str:
         """`file:line:column` of a part, or of the smallest known part around it."""
@@ -59,9 +61,7 @@ def load(path: Path) -> Document:
 
 
 def parse(path: Path, raw: bytes) -> Document:
-    """The document in the bytes of a file; E203 where it is too large, empty, not YAML, or breaks a rule above."""
-    if len(raw) > MAX_BYTES:
-        raise _fault(path, 1, 1, f"has {len(raw):,} bytes; at most {MAX_BYTES:,} are read")
+    """The document in the bytes of a file, at most `MAX_BYTES`; E203 where it is empty, not YAML, or breaks a rule."""
     text = decoded(path, raw)
     try:
         _check_events(path, text)
@@ -195,13 +195,12 @@ def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
         raise TreeoptError(error.code, f"{path}: {error.what}", at=error.at, why=error.why, fix=error.fix) from error
 
 
-def faults_error(document: Document, name: str, faults: list[tuple[tuple[str | int, ...], str]]) -> TreeoptError:
+def faults_error(document: Document, name: str, faults: Faults) -> TreeoptError:
     """One error that lists the faults of a file, each with its place."""
     lines = [f"{document.at(where)}  {'.'.join(map(str, where))}: {what}" for where, what in faults[:MAX_FAULTS]]
     if len(faults) > MAX_FAULTS:
         lines.append(f"and {len(faults) - MAX_FAULTS} more")
-    count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-    what = f"{document.path} is not a {name} file: {count}"
+    what = f"{document.path} is not a {name} file: {counted(len(faults), 'fault')}"
     return TreeoptError(
         Code.FILE_INVALID, what, at="\n".join(lines), fix="correct these places, or make the file again"
     )
@@ -243,9 +242,8 @@ _MAGIC = (
 
 def read_text(path: Path, formats: str) -> bytes:
     """The bytes of a file that may be UTF-8 text; E203, with the formats that are expected, where it cannot be."""
-    most = MAX_BYTES
     try:
-        raw, size = read_start(path, most + 1)
+        raw, size = read_start(path, MAX_BYTES + 1)
     except IsADirectoryError as error:
         raise refusal(path, "is a folder", formats, at=str(path), fix="name a file in it") from error
     except (OSError, ValueError) as error:
@@ -253,8 +251,8 @@ def read_text(path: Path, formats: str) -> bytes:
     kind, use = _binary_kind(raw)
     if kind:
         raise refusal(path, f"is {kind}", formats, fix=use)
-    if len(raw) > most:
-        raise refusal(path, f"has {size:,} bytes; at most {most:,} are read", formats)
+    if len(raw) > MAX_BYTES:
+        raise refusal(path, f"has {size:,} bytes; at most {MAX_BYTES:,} are read", formats)
     return raw
 
 

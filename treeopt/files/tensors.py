@@ -19,7 +19,7 @@ from safetensors.numpy import load, save
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import write_bytes
-from treeopt.files.read import HEADER_KEY, header_of, parse_json, read_bytes
+from treeopt.files.read import HEADER_KEY, header_in, header_of, read_bytes
 from treeopt.files.strict_yaml import OURS
 
 _CHECKSUM = "sha256"  # of the header without it, and of the arrays
@@ -47,14 +47,14 @@ def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, ND
     """Arrays and header of a file that `write_arrays` wrote with `header["schema"] == schema`; E203 for any other."""
     raw = read_bytes(path)
     try:
-        arrays, header = _parse(raw)
+        arrays = load(raw)
     except SafetensorError as error:
         raise TreeoptError(Code.FILE_INVALID, f"{path} is damaged or not a safetensors file: {error}") from error
-    except (KeyError, ValueError, TypeError, RecursionError) as error:  # TypeError: metadata of null
-        raise TreeoptError(
-            Code.FILE_INVALID, f"{path} was not written by treeopt: it has no {HEADER_KEY!r} header"
-        ) from error
-    found = header.get("schema") if isinstance(header, dict) else None
+    header = header_in(raw)
+    if not header:
+        what = f"{path} was not written by treeopt: it has no {HEADER_KEY!r} header"
+        raise TreeoptError(Code.FILE_INVALID, what)
+    found = header.get("schema")
     if found != schema:
         _, use = OURS.get(str(found), ("", ""))
         raise TreeoptError(Code.FILE_INVALID, f"{path} holds {found!r}, but {schema!r} is needed here", fix=use)
@@ -75,14 +75,6 @@ def unedited_schema(path: Path) -> str | None:
         return str(header["schema"])
     except TreeoptError:
         return None
-
-
-def _parse(raw: bytes) -> tuple[dict[str, NDArray[Any]], Any]:
-    """Arrays and header of a file's content; errors of safetensors and JSON are not caught."""
-    arrays = load(raw)
-    length = int.from_bytes(raw[:8], "little")
-    metadata = json.loads(raw[8 : 8 + length]).get("__metadata__", {})
-    return arrays, parse_json(metadata[HEADER_KEY])
 
 
 def _checksum(arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> str:

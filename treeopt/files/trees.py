@@ -27,6 +27,7 @@ from treeopt.files.strict_yaml import (
     OURS,
     TREE_FORMATS,
     Document,
+    Faults,
     Schema,
     check,
     decoded,
@@ -128,17 +129,15 @@ def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
         TreeoptError: E104 where there is no such file or name; E203 where the file is not a tree.
         TypeError: where a list is given in place of a name: `Tree.from_paths` takes it.
     """
-    found = _read_plan(name_or_path)
-    if isinstance(found, Tree):
-        return found
-    if _schema_of(found) == POLICY:
+    plan = load_plan(name_or_path)
+    if isinstance(plan, TreePolicy):
         raise TreeoptError(
             Code.FILE_INVALID,
-            f"{found.path} is a policy ({POLICY}): it has a tree for each step, not one tree",
+            f"{os.fspath(name_or_path)} is a policy ({POLICY}): it has a tree for each step, not one tree",
             why="it has no paths to draw, compile or replay",
             fix="use it with treeopt validate and treeopt generate, or treeopt build --kind static makes one tree",
         )
-    return _tree_of(found)
+    return plan
 
 
 def load_plan(name_or_path: str | os.PathLike[str]) -> Plan:
@@ -226,7 +225,7 @@ def _tree_of(document: Document) -> Tree:
     content = check(document, TreeFile, SCHEMA)
     paths = [line.path for line in content.paths]
     values = [line.value for line in content.paths]
-    faults: list[tuple[tuple[str | int, ...], str]] = [(("paths", i), text) for i, text in path_faults(paths)]
+    faults: Faults = [(("paths", i), text) for i, text in path_faults(paths)]
     if len(paths) + 1 != content.nodes:
         faults.append((("nodes",), f"{content.nodes} nodes, but root and paths are {len(paths) + 1}"))
     if None in values and any(value is not None for value in values):
@@ -269,10 +268,10 @@ def _policy_of(document: Document) -> TreePolicy:
         raise faults_error(document, POLICY, [(("nodes",), error.what)]) from error
 
 
-def _figure_faults(expected: Schema | None, depth: int) -> list[tuple[tuple[str | int, ...], str]]:
+def _figure_faults(expected: Schema | None, depth: int) -> Faults:
     """Place and text of each figure that no tree of this depth has: a step gives 1 to 1 + depth tokens."""
     figures = {} if expected is None else expected.model_dump(exclude_none=True)
-    faults: list[tuple[tuple[str | int, ...], str]] = []
+    faults: Faults = []
     for name in ("independent", "replay", "cross_validated"):
         if name in figures and not 1.0 <= figures[name] <= (1.0 + depth) * _ROUNDED:
             what = f"{name} is {figures[name]:g}, and a step of a tree {depth} deep gives 1 to {1 + depth} tokens"
@@ -282,10 +281,10 @@ def _figure_faults(expected: Schema | None, depth: int) -> list[tuple[tuple[str 
     return faults
 
 
-def _child_faults(paths: Sequence[RankPath], values: Sequence[float | None]) -> list[tuple[tuple[str | int, ...], str]]:
+def _child_faults(paths: Sequence[RankPath], values: Sequence[float | None]) -> Faults:
     """Place and text of each value above that of its parent: a path is right at most as often as its beginning."""
     known = dict(zip(paths, values, strict=True))
-    faults: list[tuple[tuple[str | int, ...], str]] = []
+    faults: Faults = []
     for i, (path, value) in enumerate(zip(paths, values, strict=True)):
         above = known.get(path[:-1])
         if above is not None and value is not None and value > above * _ROUNDED:
