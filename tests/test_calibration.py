@@ -353,21 +353,9 @@ def test_differences_are_named_with_both_values(name: str) -> None:
     """The error holds a line for each thing that differs, with two different values, and nothing that is equal."""
     change, lines = DIFFERENCES[name]
     whole = two_texts()
-    error = refusal_of(whole.check_comparable, part(whole, {0}, **change), settings=True)
+    error = refusal_of(whole.check_comparable, part(whole, {0}, **change))
     assert error.at.splitlines() == lines
     assert error.fix
-
-
-def test_settings_count_where_they_are_to_be_compared() -> None:
-    """Tasks of a mixture may have answers of another kind or length; levels and ranks kept must always agree."""
-    whole = two_texts()
-    other = part(whole, {0}, settings={"answers": "sampled"})
-    whole.check_comparable(other, settings=False)
-    with pytest.raises(TreeoptError, match="settings answers"):
-        whole.check_comparable(other, settings=True)
-    assert refusal_of(
-        whole.check_comparable, make_calibration([np.zeros((3, 3))], top_k=5), settings=False
-    ).at.splitlines() == ["levels: 2 and 3", "ranks: 4 and 5"]
 
 
 def test_distinct_texts_are_those_with_tokens_and_a_hash_of_their_own() -> None:

@@ -158,20 +158,17 @@ class Calibration:
             errors[h, self.top_k :] = 0.0
         return errors
 
-    def check_comparable(self, other: Calibration, *, settings: bool) -> None:
-        """Raise E221 unless both have the same model, heads, drafter, levels and number of ranks.
+    def check_comparable(self, other: Calibration) -> None:
+        """Raise E221 unless both have the same model, heads, drafter, levels, number of ranks and settings.
 
-        Args:
-            other: the other calibration.
-            settings: whether the settings must be equal too, and traces of per-step trees in both or in neither.
+        Where both have texts, per-step trees are traced in both or in neither, and so is the target.
         """
         sides = [record.provenance.mergeable() for record in (self, other)]
         for side, record in zip(sides, (self, other), strict=True):
             measured = side.pop("settings")
             side |= {"levels": record.num_heads, "ranks": record.top_k}
-            if settings:
-                side |= {f"settings {name}": value for name, value in measured.items()}
-            if settings and self.sequences and other.sequences:
+            side |= {f"settings {name}": value for name, value in measured.items()}
+            if self.sequences and other.sequences:
                 side[_STEPS] = "not traced" if record.steps is None else "traced"
                 side[_TARGET] = "not traced" if record.target is None else f"of {record.target.ranks} candidates"
         keys = list(dict.fromkeys(key for side in sides for key in side))
@@ -198,7 +195,7 @@ class Calibration:
         )  # what is traced shows in texts alone
         for record in (self, *others):
             for first in (self,) if filled is self else (self, filled):
-                first.check_comparable(record, settings=True)
+                first.check_comparable(record)
             for s, prompt in enumerate(record.prompt_ids):
                 if prompt in parts and not _same_trace(*parts[prompt], record, s):
                     raise TreeoptError(

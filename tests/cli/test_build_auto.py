@@ -88,8 +88,7 @@ def test_kind_and_nodes_leave_less_to_choose_from() -> None:
 @looped(
     "line",
     [
-        (*AUTO, *ALL, *PROFILES, "--mix", "1,1"),
-        (*AUTO, *ALL, *PROFILES, "--robust"),
+        (*AUTO, *ALL, *PROFILES, "--for", "medusa"),
         (*AUTO, *ALL, *PROFILES, "--kind", "dynamic", "--max-rank", "3"),
         ("build", "--calibration", "d1.safetensors", "--nodes", "auto", *PROFILES),
         ("build", "--drafter", "ngram", *ALL),

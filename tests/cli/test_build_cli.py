@@ -114,17 +114,6 @@ def test_engines_that_refuse_the_tree_are_named() -> None:
     assert line not in treeopt("build", "--nodes", "24", "--for", "medusa", "-o", "tree.yaml", "--force").stdout
 
 
-def test_same_calibration_twice_is_said() -> None:
-    """Two tasks of the same texts count each text once where it matters, and the report says so."""
-    save_calibration(stretches(1), "one.safetensors")
-    options = ["--calibration", "one.safetensors", "--calibration", "one.safetensors", "--nodes", "8"]
-    assert "on 120 texts, 60 distinct" in treeopt("build", *options).stdout
-    save_calibration(stretches(1), "calibration.safetensors")
-    twice, once = (treeopt_json("build", *more)["expected_tokens_per_step"] for more in (options, ["--nodes", "8"]))
-    widths = [found["high"] - found["low"] for found in (twice, once)]
-    assert widths[0] == pytest.approx(widths[1], rel=0.1)
-
-
 @looped("command", [["build", "--nodes", "auto"], ["curve"]])
 def test_profile_without_one_node_is_refused_before_any_work(
     command: list[str], monkeypatch: pytest.MonkeyPatch

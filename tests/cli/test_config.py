@@ -66,10 +66,11 @@ def test_sections_and_other_commands() -> None:
 def test_lists_and_flags(tasks: list[Calibration]) -> None:
     """A repeatable option takes a list, a flag true or false, an option with a file its name."""
     assert len(tasks) == 2
-    file = write("calibration: [one.safetensors, two.safetensors]\nrobust: true\nnodes: 8\n")
+    file = write("calibration: [one.safetensors, two.safetensors]\nforce: true\nnodes: 8\n")
     found = treeopt_json("build", "--config", file)
-    assert len(found["tasks"]["this_tree"]) == 2
-    assert found["configuration"]["build"]["robust"] is True
+    assert found["texts_fitted"] == 60
+    assert found["configuration"]["build"]["calibration"] == ["one.safetensors", "two.safetensors"]
+    assert treeopt_json("build", "--config", file)["nodes"] == 8  # --force
     assert nodes("--config", write("calibration: one.safetensors\nnodes: 8\n")) == 8
 
 
@@ -83,7 +84,7 @@ def test_lists_and_flags(tasks: list[Calibration]) -> None:
         ("nodes: true\n", ["run.yaml:1:8  nodes: true is not a value of this option"]),
         ("nodes: null\n", ["run.yaml:1:8  nodes: has no value"]),
         ("nodes: few\n", ["run.yaml:1:8  nodes: 'few' is not a valid integer range"]),
-        ("robust: 1\n", ["run.yaml:1:9  robust: 1 is not true or false"]),
+        ("force: 1\n", ["run.yaml:1:8  force: 1 is not true or false"]),
         ("kind: tall\nnodes: 0\n", ["run.yaml:1:7  kind: 'tall' is not one of", "run.yaml:2:8  nodes: 0 is not in"]),
         ("json: true\n", ["run.yaml:1:7  json: no command has this option"]),
         ("config: other.yaml\n", ["run.yaml:1:9  config: no command has this option"]),

@@ -164,7 +164,7 @@ def test_refusals(name: str) -> None:
     assert json.loads(treeopt(*line, "--json", status=3).stderr)["error"] == number
 
 
-STATIC_ONLY = ("--values independent", "--weights uniform", "--max-rank 2", "--max-depth 2", "--robust")
+STATIC_ONLY = ("--values independent", "--weights uniform", "--max-rank 2", "--max-depth 2", "--for medusa")
 
 
 @looped("option", STATIC_ONLY)

@@ -1,7 +1,8 @@
-"""`treeopt build` and `treeopt curve` as a user meets them: estimates, sizes, tasks, and texts judged once."""
+"""`treeopt build` and `treeopt curve` as a user meets them: estimates and sizes."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
-from helpers import random_calibration
+from helpers import random_calibration, stretches
 from looped import looped
 
 from treeopt.calibration import Calibration
@@ -21,9 +22,7 @@ from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.curve import default_sizes
-from treeopt.optimize.mixtures import Tasks
-from treeopt.optimize.replay import replay
-from treeopt.optimize.select_method import MEDUSA, Fitter, candidates
+from treeopt.optimize.select_method import MEDUSA, Fitter
 from treeopt.optimize.tree_builder import build_tree, tree_limits
 
 
@@ -76,7 +75,7 @@ def test_build_is_joint_and_visits_by_default(calibration: Calibration) -> None:
     assert [tuple(path) for path in data["paths"]] == list(tree.paths)
     assert data["values"] == list(tree.values or ())
     assert (data["nodes"], data["depth"], data["leaves"]) == (24, tree.depth, len(tree.leaves))
-    assert not {"auto", "tasks", "judged"} & data.keys()
+    assert not {"auto", "judged"} & data.keys()
 
 
 @pytest.mark.usefixtures("calibration")
@@ -107,49 +106,27 @@ def test_auto_takes_the_fastest_size(profile: LatencyProfile, calibration: Calib
     assert "first nodes of one growth to 80 nodes; `treeopt build --nodes N`" in text
 
 
-def test_mix_gives_one_tree_and_the_matrix(tasks: list[Calibration]) -> None:
-    """Shares are those asked for; the table holds each task's tree on each task, and this tree on all."""
-    data = treeopt_json("build", *BOTH, "--mix", "3,1", "--nodes", "12", "-o", "t.yaml")
-    found = data["tasks"]
-    assert found["shares"] == [0.75, 0.25]
-    wanted = Tasks(tasks, tree_limits(tasks[0], 12), candidates("joint", "visits"))
-    assert found["tokens_per_step"] == wanted.matrix.tolist()
-    tree = load_tree("t.yaml")
-    assert tree == wanted.weighted([3, 1]).fit.tree
-    assert found["this_tree"] == [replay(tree, task).tokens_per_step for task in tasks]
-    rows = [line.split("\t") for line in treeopt("build", *BOTH, "--nodes", "12").stdout.splitlines() if "\t" in line]
-    assert rows[0][1:] == ["one.safetensors", "two.safetensors"]
-    assert [row[0] for row in rows[1:3]] == ["one.safetensors", "two.safetensors"]
-    assert rows[1][1:] == [f"{tau:.3f}" for tau in found["tokens_per_step"][0]]
+def test_several_calibrations_are_one(tasks: list[Calibration], profile: LatencyProfile) -> None:
+    """Two parts of the texts give the tree of all texts, of a given and of the fastest size."""
+    assert len(tasks) == 2
+    assert treeopt_json("build", *BOTH, "--nodes", "12", "-o", "t.yaml")["texts_fitted"] == 60
+    assert load_tree("t.yaml") == build_tree(stretches(1), 12)
+    treeopt("build", *BOTH, "--nodes", "auto", "--profile", "profile.yaml", "-o", "fastest.yaml")
+    assert profile.largest() == 80
+    assert load_tree("fastest.yaml") == build_tree(stretches(1), 8)
 
 
-def test_robust_keeps_the_worst_task_up(tasks: list[Calibration]) -> None:
-    """No task loses more against its own tree than under equal shares."""
-    options = ["build", *BOTH, "--nodes", "12"]
-    robust, equal = (treeopt_json(*options, *more)["tasks"] for more in (["--robust"], ["--mix", "1,1"]))
-    own = [replay(build_tree(task, 12), task).tokens_per_step for task in tasks]
-    worst = [min(tau / best for tau, best in zip(data["this_tree"], own, strict=True)) for data in (robust, equal)]
-    assert worst[0] >= worst[1]
-    assert sum(robust["shares"]) == pytest.approx(1.0)
+def test_calibrations_of_other_heads_are_not_joined(tasks: list[Calibration]) -> None:
+    """E221, as of `treeopt merge`."""
+    other = dataclasses.replace(tasks[1].provenance, heads_id="other")
+    save_calibration(dataclasses.replace(tasks[1], provenance=other), "two.safetensors", overwrite=True)
+    assert "E221" in treeopt("build", *BOTH, status=3).stderr
 
 
 CONTRADICTIONS = {
     "auto without profile": ["--nodes", "auto"],
     "profile without auto": ["--profile", "profile.yaml"],
     "profile with a size": ["--nodes", "8", "--profile", "profile.yaml"],
-    "mix of one": ["--calibration", "one.safetensors", "--mix", "1"],
-    "robust of one": ["--calibration", "one.safetensors", "--robust"],
-    "auto of several": [*BOTH, "--nodes", "auto", "--profile", "profile.yaml"],
-    "mix and robust": [*BOTH, "--mix", "1,1", "--robust"],
-    "too few shares": [*BOTH, "--mix", "1"],
-    "too many shares": [*BOTH, "--mix", "1,1,1"],
-    "share of nothing": [*BOTH, "--mix", "1,0"],
-    "negative share": [*BOTH, "--mix", "1,-1"],
-    "share in words": [*BOTH, "--mix", "one,two"],
-    "share not a number": [*BOTH, "--mix", "nan,1"],
-    "share infinite": [*BOTH, "--mix", "inf,1"],
-    "share of no size": [*BOTH, "--mix", "0,1"],
-    "share beyond all numbers": [*BOTH, "--mix", "1e999,1"],
     "nodes in words": ["--nodes", "many"],
     "no nodes": ["--nodes", "0"],
     "unknown values": ["--values", "both"],
@@ -213,15 +190,6 @@ def test_profile_of_other_heads_is_told() -> None:
     save_calibration(random_calibration(1), "c.safetensors")
     arguments = ["build", "--calibration", "c.safetensors", "--nodes", "auto", "--profile", "other.yaml"]
     assert "other heads" in treeopt(*arguments).stderr
-
-
-def test_mixture_says_how_it_was_made() -> None:
-    """The tree file of a mixture records the shares, and its figures are those of the mixture."""
-    save_calibration(random_calibration(1), "a.safetensors")
-    save_calibration(random_calibration(2), "b.safetensors")
-    files = ["--calibration", "a.safetensors", "--calibration", "b.safetensors"]
-    treeopt("build", *files, "--mix", "1,3", "--nodes", "8", "-o", "t.yaml")
-    assert load_tree("t.yaml").source["method"]["task_shares"] == "0.25, 0.75"
 
 
 def test_curve_refuses_another_picture_format() -> None:

@@ -57,7 +57,7 @@ def test_files_without_a_model_are_identical() -> None:
         save_calibration(stretches(1).select(range(i, 60, 2)), f"{name}.safetensors")
     lines = {
         "tree.yaml": "build --nodes 9",
-        "robust.yaml": "build --calibration even.safetensors --calibration odd.safetensors --robust --nodes 6",
+        "both.yaml": "build --calibration even.safetensors --calibration odd.safetensors --nodes 6",
         "tree.svg": "render tree.yaml --title a--b",
         "tree.dot": "render mc_sim_7b_63",
         "tree.safetensors": "compile tree.yaml",

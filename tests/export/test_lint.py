@@ -140,13 +140,15 @@ def test_tree_is_built_flatter_until_it_is_read_rightly(monkeypatch: pytest.Monk
 
     def run_job(_: Any, job: Any, **__: Any) -> Any:
         depths.append(job.max_depth)
-        return SimpleNamespace(tree=Tree.chain(job.max_depth or 4))
+        fit = SimpleNamespace(sums=None)
+        return SimpleNamespace(tree=Tree.chain(job.max_depth or 4), fit=fit, fitted=None, budget=8)
 
     monkeypatch.setattr(lint, "run_job", run_job)
     monkeypatch.setattr(lint, "lint_tree", lambda tree, engine: [other, *([rows] if tree.depth > 2 else [])])
-    made = lint.build_for([None, None], BuildJob(8, engine="eagle"))  # type: ignore[list-item]
-    assert depths == [None, 3, 2]
-    assert (made.built.tree.depth, made.findings, made.gain) == (2, (other,), None)
+    monkeypatch.setattr(lint, "replayed_gain", lambda *_: None)
+    made = lint.build_for(SimpleNamespace(), BuildJob(8, engine="eagle"))  # type: ignore[arg-type]
+    assert depths == [None, 3, 2, None]  # the last one is without the limits
+    assert (made.built.tree.depth, made.findings) == (2, (other,))
 
 
 def test_gaps_are_found() -> None:

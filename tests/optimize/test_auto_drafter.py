@@ -19,7 +19,6 @@ from treeopt.optimize.auto_drafter import DrafterChoice, choose_drafter
 from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.build_job import BuildJob
 from treeopt.optimize.curve import default_sizes
-from treeopt.optimize.mixtures import join_tasks
 from treeopt.optimize.per_step import fastest_policy
 from treeopt.optimize.select_method import Fitter
 from treeopt.optimize.tree_builder import tree_limits
@@ -99,21 +98,21 @@ def test_choice_equals_brute_force(cheap: tuple[str, str]) -> None:
     assert choice.warnings == ()
 
 
-def test_calibrations_of_one_drafter_are_its_tasks() -> None:
-    """Two texts files of one drafter count together, by their tokens, and the tree is of both."""
-    tasks = [traced(seed, sequences=20) for seed in (1, 5)]
+def test_calibrations_of_one_drafter_are_merged() -> None:
+    """Two texts files of one drafter count together, and the tree is of both."""
+    whole = traced(1, sequences=40)
+    tasks = [whole.select(range(20)), whole.select(range(20, 40))]
     profiles = [profile_of(CHEAP, "d1", kind) for kind in ("static", "dynamic")]
     choice = choose_drafter(tasks, profiles, WHOLE)
-    joined, _ = join_tasks(tasks)
-    expected = rates({"d1": joined}, profiles)
+    expected = rates({"d1": whole}, profiles)
     assert {("d1", one.kind): one.budget.tokens_per_second for one in choice.candidates if one.budget} == pytest.approx(
         expected
     )
     static = choose_drafter(tasks, profiles[:1], WHOLE)
     assert isinstance(static.plan, Tree)
-    assert static.plan.source["method"]["chosen_by"] == "shares"
+    assert static.plan.source["calibration"]["sequences"] == 40
     policy = choose_drafter(tasks, profiles[1:], WHOLE).plan
-    assert policy == fastest_policy(joined, profiles[1])
+    assert policy == fastest_policy(whole, profiles[1])
     assert policy.source["calibration"]["sequences"] == 40
 
 
@@ -215,8 +214,8 @@ def test_different_base_models_are_refused() -> None:
     assert error.at == "base (b1)\nother (b2)"
 
 
-def test_tasks_of_other_heads_are_refused() -> None:
-    """Within a drafter the calibrations must be comparable, as for a mixture: E221."""
+def test_calibrations_of_other_heads_are_refused() -> None:
+    """Within a drafter the calibrations must be mergeable: E221."""
     other = dataclasses.replace(CALIBRATIONS["d1"].provenance, heads_id="h2")
     calibrations = [CALIBRATIONS["d1"], dataclasses.replace(CALIBRATIONS["d1"], provenance=other)]
     assert (

@@ -171,7 +171,7 @@ def test_profiles_of_other_steps_are_refused(source: dict[str, str], code: Code 
     uses: tuple[Callable[[], object], ...] = (
         lambda: best_size(fitter, [MEDUSA], profile),
         lambda: measure_curve(fitter, MEDUSA, [1, 8], Timing(profile)),
-        lambda: run_job([CALIBRATION], BuildJob(profile=profile, nodes=None)),
+        lambda: run_job(CALIBRATION, BuildJob(profile=profile, nodes=None)),
     )
     for use in uses:
         if code is None:

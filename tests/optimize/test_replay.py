@@ -18,7 +18,6 @@ from treeopt.calibration import Calibration
 from treeopt.errors import Code
 from treeopt.optimize.curve import measure_curve, policy_curve
 from treeopt.optimize.intervals import by_text, difference_interval, replayed_gain
-from treeopt.optimize.mixtures import join_tasks
 from treeopt.optimize.per_step import build_policy, replay_policy
 from treeopt.optimize.replay import Replay, TextSums, children_of, replay, standard_error
 from treeopt.optimize.select_method import MEDUSA, Fitter, Limits, Method
@@ -286,20 +285,6 @@ def test_levels_without_paths_have_no_hits(max_rank: int) -> None:
             assert build_tree(one, 5, max_rank=max_rank).max_rank <= max_rank
 
 
-def test_tasks_at_different_temperatures_are_refused() -> None:
-    """E221: the figures of one tree cannot be of two temperatures."""
-    one, other = sampled(1), sampled(2)
-    settings = {**other.provenance.settings, "temperature": 1.3}
-    warmer = dataclasses.replace(other, provenance=dataclasses.replace(other.provenance, settings=settings))
-    greedy = dataclasses.replace(
-        other, target=None, provenance=dataclasses.replace(other.provenance, settings={"answers": "greedy"})
-    )
-    for task in (warmer, greedy):
-        error = refusal_of(join_tasks, [one, task])
-        assert error.code is Code.CALIBRATION_MISMATCH
-        assert "0.7" in error.at
-
-
 def test_accuracy_is_a_mean_of_probabilities() -> None:
     """Independent values at a level: the mean probability over positions with a token; counts for untraced ranks."""
     calibration = sampled(9)
@@ -368,21 +353,6 @@ def test_standard_error_by_hand() -> None:
     assert sums.tokens_per_step == 9 / 5
     assert sums.standard_error == standard_error(sums.tokens, sums.steps)
     assert TextSums(np.zeros(0), np.zeros(0, np.int64)).tokens_per_step == 1.0
-
-
-def test_tasks_keep_sums_where_all_have_them() -> None:
-    """Joined tasks have the probabilities of all texts, and none where one task is greedy."""
-    one, other = sampled(1), sampled(2)
-    tree = random_tree(1, nodes=10, depth=LEVELS, ranks=RANKS)
-    joined, _ = join_tasks([one, other])
-    both = [replay(tree, each).sums for each in (one, other)]
-    np.testing.assert_allclose(replay(tree, joined).sums.tokens, np.concatenate([sums.tokens for sums in both]))
-    greedy = dataclasses.replace(other, target=None)
-    assert join_tasks([one, greedy])[0].target is None
-    static = dataclasses.replace(other, steps=None, target=dataclasses.replace(other.target, places=None))
-    mixed = join_tasks([one, static])[0]
-    assert mixed.target is not None
-    assert mixed.target.places is None
 
 
 FAULTS = ["dtype", "shape", "negative", "sum", "nan", "past the end", "places without steps", "place of a true token"]

@@ -195,31 +195,6 @@ def test_medusa_alone_wins() -> None:
 
 
 @looped("method", METHODS)
-def test_weight_two_equals_twice(method: Method) -> None:
-    """A text of weight two counts as two equal texts, whatever the method."""
-    calibration = random_calibration(6, sequences=9)
-    texts = [calibration.sequence(s) for s in range(9)]
-    doubled = [text for s, text in enumerate(texts) for _ in range(2 if s in (1, 4) else 1)]
-    lengths = [len(text) for text in doubled]
-    twice = Calibration(
-        ranks=np.concatenate(doubled),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        prompt_ids=tuple(f"set:{s:08}" for s in range(len(doubled))),
-        token_hashes=tuple(map(str, range(len(doubled)))),
-        top_k=calibration.top_k,
-        provenance=calibration.provenance,
-    )
-    weights = np.where(np.isin(np.arange(9), [1, 4]), 2.0, 1.0)
-    limits = Limits(24, 16)
-    growth = Fitter(calibration, limits, text_weights=weights).build(method)
-    wanted = Fitter(twice, limits).build(method)
-    assert growth.tree().paths == wanted.tree().paths
-    np.testing.assert_allclose(growth.values, wanted.values, rtol=1e-9)
-    plain = Fitter(calibration, limits).build(method)
-    assert not np.allclose(plain.values, wanted.values)  # the weight matters
-
-
-@looped("method", METHODS)
 def test_build_on_some_texts_equals_their_own_calibration(method: Method) -> None:
     """Texts left out leave no trace in the tree."""
     calibration = random_calibration(7)
@@ -332,26 +307,6 @@ def test_medusa_wins_ties() -> None:
     """Where joint trees do no better than the Medusa tree, the Medusa tree is built."""
     fitter = Fitter(random_calibration(0, sequences=8), Limits(8, 16))
     assert fitter._winner(KIN, [counted(np.full(8, 100))] * 4) == MEDUSA
-
-
-def test_weights_of_texts_decide_the_winner() -> None:
-    """Steps on a text that weighs ten count ten times."""
-    base = np.full(8, 100)
-    results = [counted(base), counted(np.where(np.arange(8) == 3, 90, 103))]
-    plain = Fitter(random_calibration(0, sequences=8), Limits(8, 16))
-    heavy = Fitter(plain.calibration, plain.limits, text_weights=np.where(np.arange(8) == 3, 10.0, 1.0))
-    methods = [MEDUSA, Method("independent", "visits")]
-    assert plain._winner(methods, results) == MEDUSA
-    assert heavy._winner(methods, results) == methods[1]
-
-
-def test_weights_of_texts_decide_the_standard_error() -> None:
-    """One weighed step more on the text of weight 100 exceeds the noise of the others, which do not weigh."""
-    weights = np.where(np.arange(8) == 3, 100.0, 1.0)
-    fitter = Fitter(random_calibration(0, sequences=8), Limits(8, 16), text_weights=weights)
-    base, noisy = counted(np.full(8, 100)), counted(np.array([103, 97, 103, 101, 97, 103, 97, 100]))
-    assert fitter._winner(KIN[1:3], [base, noisy]) == KIN[1]  # 100 more, beyond 93.9
-    assert Fitter(fitter.calibration, fitter.limits)._winner(KIN[1:3], [base, noisy]) == KIN[2]  # 1 more, within 7.3
 
 
 @pytest.fixture(scope="module")

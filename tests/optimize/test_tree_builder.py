@@ -184,21 +184,13 @@ def test_intervals_end_where_a_tree_does(right: int, end: str) -> None:
 def test_job_of_one_calibration_is_build_tree() -> None:
     """The library's one call and the command line's job give the same tree."""
     calibration = random_calibration(4, sequences=30)
-    assert run_job([calibration], BuildJob(nodes=12)).tree == build_tree(calibration, 12)
+    assert run_job(calibration, BuildJob(nodes=12)).tree == build_tree(calibration, 12)
 
 
 def test_contradictions_are_refused() -> None:
-    """Several tasks have a given size; the fastest size needs a profile."""
-    calibration = random_calibration(6)
-    with pytest.raises(ValueError, match="one calibration"):
-        run_job([calibration, calibration], BuildJob(nodes=None))
+    """The fastest size needs a profile."""
     with pytest.raises(ValueError, match="profile"):
-        run_job([calibration], BuildJob(nodes=None))
-    for shares in ([1.0], [1.0, 1.0, 1.0]):
-        with pytest.raises(ValueError, match="shares for 2"):
-            run_job([calibration, calibration], BuildJob(nodes=8, shares=shares))
-    with pytest.raises(ValueError, match="shares for 1"):
-        run_job([calibration], BuildJob(nodes=8, shares=[1.0, 1.0]))
+        run_job(random_calibration(6), BuildJob(nodes=None))
 
 
 def test_profile_of_per_step_trees_gives_no_static_size() -> None:
@@ -206,7 +198,7 @@ def test_profile_of_per_step_trees_gives_no_static_size() -> None:
     points = [LatencyPoint(nodes, 1, 64, seconds, seconds, seconds) for nodes, seconds in ((1, 1.0), (8, 1.5))]
     profile = LatencyProfile.from_points(points, {"kind": "dynamic"})
     with pytest.raises(TreeoptError, match="dynamic") as caught:
-        run_job([random_calibration(6)], BuildJob(nodes=None, profile=profile))
+        run_job(random_calibration(6), BuildJob(nodes=None, profile=profile))
     assert caught.value.code is Code.PROFILE_INVALID
 
 
@@ -216,9 +208,8 @@ def empty() -> Calibration:
 
 
 def test_calibration_without_texts_is_one_error() -> None:
-    """There is nothing to count: E303, also as one of several tasks."""
-    for calibrations in ([empty()], [random_calibration(1), empty()]):
-        assert refusal_of(run_job, calibrations, BuildJob(nodes=8)).code is Code.PROMPTS_EMPTY
+    """There is nothing to count: E303."""
+    assert refusal_of(run_job, empty(), BuildJob(nodes=8)).code is Code.PROMPTS_EMPTY
 
 
 def test_equal_texts_share_a_fold() -> None:
@@ -231,9 +222,8 @@ def test_equal_texts_share_a_fold() -> None:
     assert np.array_equal(sums.steps[:12], sums.steps[12:])
 
 
-@looped("tasks", [1, 2])
-def test_tree_larger_than_the_engine_takes_is_refused(tasks: int) -> None:
-    """Sequoia reads 2,048 nodes: E105, for one task and for several."""
+def test_tree_larger_than_the_engine_takes_is_refused() -> None:
+    """Sequoia reads 2,048 nodes: E105."""
     with pytest.raises(TreeoptError, match="2,048 nodes at most") as caught:
-        run_job([random_calibration(1, sequences=5)] * tasks, BuildJob(nodes=2049, engine="sequoia"))
+        run_job(random_calibration(1, sequences=5), BuildJob(nodes=2049, engine="sequoia"))
     assert caught.value.code is Code.TREE_NOT_EXPORTABLE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 AUTO = "auto"  # as the number of nodes, and as the drafter
 _STATIC = ("values", "weights", "max_rank", "max_depth")
-_ONE_DRAFTER = ("mix", "robust", "engine")
 
 
 class _Nodes(click.ParamType[int | str]):
@@ -64,9 +62,7 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
 
 
 @command("build")
-@calibrations_option(
-    "Traces, from `treeopt calibrate`; one for each task of a mixture, and for each drafter of --drafter auto."
-)
+@calibrations_option("Traces, from `treeopt calibrate`; several are joined as by `treeopt merge`.")
 @click.option("--drafter", type=click.Choice([AUTO]), help="auto: the fastest drafter, kind and size of all.")
 @click.option("--nodes", type=_Nodes(), default=64, help=_NODES_HELP)
 @click.option(
@@ -88,8 +84,6 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
     "--for", "engine", type=click.Choice(list(ENGINES)), help="Keep the limits of an engine (treeopt show --for)."
 )
 @click.option("--max-depth", type=click.IntRange(min=0), help="Longest path [default: the number of levels].")
-@click.option("--mix", help="Weights of the tasks, e.g. 3,1 [default: by their tokens].")
-@click.option("--robust", is_flag=True, help="Minimise the loss on the worst of several tasks.")
 @temperature_option
 @force_option
 @click.option("-o", "--output", default="tree.yaml", help="File to write.")
@@ -126,22 +120,28 @@ command = run
 
 
 def _run_static(console: Console, options: dict[str, Any]) -> None:
-    """A tree from one calibration, or from one a task."""
+    """One tree for all steps."""
     from treeopt.export.lint import build_for
-    from treeopt.files.calibrations import load_calibration
     from treeopt.files.trees import save_tree
     from treeopt.optimize.build_job import run_job
 
-    files, output = options["calibrations"], options["output"]
-    job = _job(options, len(files))
-    calibrations = [load_calibration(file) for file in files]
-    check_temperature_of(calibrations, options["temperature"])
-    console.warn(*profile_for_others(job.profile, calibrations[0]))
+    job = _job(options)
+    calibration = _calibration(options)
+    console.warn(*profile_for_others(job.profile, calibration))
     with console.progress("build") as progress:
-        constrained = build_for(calibrations, job, progress=late(progress)) if job.constrained else None
-        built = constrained.built if constrained else run_job(calibrations, job, progress=late(progress))
-    save_tree(with_configuration(built.tree, console.configuration), output)
-    report_tree(console, built, constrained, engine=job.engine, files=files, output=output)
+        constrained = build_for(calibration, job, progress=late(progress)) if job.constrained else None
+        built = constrained.built if constrained else run_job(calibration, job, progress=late(progress))
+    save_tree(with_configuration(built.tree, console.configuration), options["output"])
+    report_tree(console, built, constrained, engine=job.engine, output=options["output"])
+
+
+def _calibration(options: dict[str, Any]) -> Calibration:
+    """The given calibration, or all of them as one."""
+    from treeopt.files.calibrations import load_calibration
+
+    calibrations = [load_calibration(file) for file in options["calibrations"]]
+    check_temperature_of(calibrations, options["temperature"])
+    return calibrations[0].merge(*calibrations[1:])
 
 
 def _check_profile(options: dict[str, Any]) -> None:
@@ -155,24 +155,16 @@ def _check_profile(options: dict[str, Any]) -> None:
         raise click.UsageError("--batch-size and --context choose from a --profile")
 
 
-def _job(options: dict[str, Any], tasks: int) -> BuildJob:
-    """The job of the options; contradicting options are refused."""
+def _job(options: dict[str, Any]) -> BuildJob:
+    """The job of the options."""
     from treeopt.files.profiles import load_profile
     from treeopt.optimize.build_job import BuildJob
 
     auto = options["nodes"] == AUTO
-    if tasks == 1 and (options["mix"] is not None or options["robust"]):
-        raise click.UsageError("--mix and --robust need several --calibration")
-    if tasks > 1 and auto:
-        raise click.UsageError("--nodes auto takes one --calibration")
-    if options["mix"] is not None and options["robust"]:
-        raise click.UsageError("--mix and --robust exclude each other")
     return BuildJob(
         nodes=None if auto else options["nodes"],
         profile=load_profile(options["profile"][0]) if auto else None,
-        shares=None if options["mix"] is None else _shares(options["mix"], tasks),
         engine=options["engine"] or "",
-        robust=options["robust"],
         **_limits(options),
     )
 
@@ -184,27 +176,13 @@ def _limits(options: dict[str, Any]) -> dict[str, Any]:
     return {**named, "exactly": exactly, "top_k": max(DEFAULT_TOP_K, ranks_of(options))}
 
 
-def _shares(text: str, tasks: int) -> list[float]:
-    try:
-        shares = [float(share) for share in text.split(",")]
-    except ValueError as error:
-        raise click.BadParameter("numbers separated by commas", param_hint="--mix") from error
-    if len(shares) != tasks or not all(0 < share < math.inf for share in shares):
-        raise click.BadParameter(f"{tasks} positive numbers, one for each calibration", param_hint="--mix")
-    return shares
-
-
 def _run_dynamic(console: Console, options: dict[str, Any]) -> None:
-    """A policy from one calibration, or none where a profile says that plain decoding is as fast."""
-    from treeopt.files.calibrations import load_calibration
+    """A policy, or none where a profile says that plain decoding is as fast."""
     from treeopt.files.trees import save_plan
     from treeopt.optimize.tree_builder import build_tree
 
-    check_static_only((*_STATIC, *_ONE_DRAFTER))
-    if len(options["calibrations"]) > 1:
-        raise click.UsageError("--kind dynamic takes one --calibration")
-    calibration = load_calibration(options["calibrations"][0])
-    check_temperature_of([calibration], options["temperature"])
+    check_static_only((*_STATIC, "engine"))
+    calibration = _calibration(options)
     policy, pays = _policy(console, options, calibration)
     plan = policy if pays else build_tree(calibration, ONE_NODE)
     save_plan(with_configuration(plan, console.configuration), options["output"])
@@ -234,7 +212,7 @@ def _run_auto(console: Console, options: dict[str, Any]) -> None:
     from treeopt.optimize.auto_drafter import choose_drafter
     from treeopt.optimize.build_job import BuildJob
 
-    check_belongs(_ONE_DRAFTER, "a build without --drafter auto", holds=False)
+    check_belongs(("engine",), "a build without --drafter auto", holds=False)
     kinds = (options["kind"],) if given("kind") else KINDS
     if KINDS[0] not in kinds:
         check_static_only(_STATIC)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console
@@ -29,10 +29,9 @@ def report_tree(
     constrained: Constrained | None,
     *,
     engine: str,
-    files: Sequence[str],
     output: str,
 ) -> None:
-    """Print a built tree; `constrained` is what the limits of an engine cost, `files` are the tasks."""
+    """Print a built tree; `constrained` is what the limits of an engine cost."""
     from treeopt.optimize.select_method import MEDUSA
 
     tree, medusa = built.tree, _medusa(built)
@@ -40,7 +39,6 @@ def report_tree(
         *_size(built),
         *_choice(built),
         *(_engines(tree) if constrained is None else _limits(constrained, engine)),
-        *_tasks(built, files),
     )
     if tree.nodes < built.budget:
         console.warn(
@@ -127,37 +125,13 @@ def _engines(tree: Tree) -> Iterator[Part]:
 def _limits(constrained: Constrained, engine: str) -> Iterator[Part]:
     """What the limits of a build cost."""
     gain = constrained.gain
-    data = {"engine": engine or None, "loss": gain and gain.as_dict()}
+    data = {"engine": engine or None, "loss": gain.as_dict()}
     yield Fact(None, {**data, **picked(constrained, "cross_validated", "findings")}, key="limits")
-    if gain is None:
-        yield "what the limits cost is printed for one --calibration"
-        return
     texts = "cross-validated" if constrained.cross_validated else "replay"
     yield (
         f"limits{f' of {engine}' if engine else ''}: {gain.second:.3f} tokens per step, {gain.first:.3f} without them "
         f"({texts}): {gain}"
     )
-
-
-def _tasks(built: Built, files: Sequence[str]) -> Iterator[Part]:
-    mixed = built.mixed
-    if mixed is None:
-        return
-    yield Fact(
-        None,
-        {"tokens_per_step": mixed.matrix, "this_tree": mixed.tokens_per_step, "shares": mixed.shares},
-        key="tasks",
-    )
-    rows = [(name, row.tolist(), ".3f") for name, row in zip(files, mixed.matrix, strict=True)]
-    rows.append(("this tree (fitted to all)", mixed.tokens_per_step.tolist(), ".3f"))
-    rows.append(("share in the fit", mixed.shares.tolist(), ".2f"))
-    header = Column("tokens per step of the tree of / on", lambda row: row[0])
-    yield Table((header, *(_task(name, task) for task, name in enumerate(files))), rows)
-    yield "the diagonal is cross-validated where a task has five different texts or more"
-
-
-def _task(name: str, task: int) -> Column:
-    return Column(name, lambda row: f"{row[1][task]:{row[2]}}")
 
 
 def report_policy(console: Console, policy: TreePolicy, plan: Plan, calibration: Calibration, output: str) -> None:
@@ -207,7 +181,7 @@ def report_choice(console: Console, choice: DrafterChoice, batch: int, output: s
         console.warn(f"warning: {warning}")
     for one in choice.candidates:
         if one.budget is not None:
-            console.warn(*profile_for_others(one.group.profiles[one.kind], one.group.joined))
+            console.warn(*profile_for_others(one.group.profiles[one.kind], one.group.calibration))
     _end(console, output)
 
 

@@ -259,29 +259,27 @@ class Constrained:
     """A tree built under limits, with the rules of the engine that it still breaks.
 
     `gain` is from the tree without the limits, by texts left out of the fit where `cross_validated`, else by the fitted
-    ones; None for several tasks.
+    ones.
     """
 
     built: Built
-    gain: Gain | None
+    gain: Gain
     cross_validated: bool
     findings: tuple[Finding, ...]
 
 
-def build_for(calibrations: Sequence[Calibration], job: BuildJob, *, progress: Progress = silent) -> Constrained:
+def build_for(calibration: Calibration, job: BuildJob, *, progress: Progress = silent) -> Constrained:
     """Build the tree of a job that has limits for an engine, and the tree of the same size without them.
 
     EAGLE-1 misreads some trees (`draft-rows`): for it the tree is built with one level less until it is read rightly.
     """
-    built = run_job(calibrations, job, progress=progress)
+    built = run_job(calibration, job, progress=progress)
     findings = lint_tree(built.tree, job.engine) if job.engine else []
     while any(finding.rule == DRAFT_ROWS for finding in findings):
         flatter = dataclasses.replace(job, max_depth=built.tree.depth - 1)
-        built = run_job(calibrations, flatter, progress=progress)
+        built = run_job(calibration, flatter, progress=progress)
         findings = lint_tree(built.tree, job.engine)
-    if len(calibrations) > 1:
-        return Constrained(built, None, False, tuple(findings))
-    free = run_job(calibrations, dataclasses.replace(job.unconstrained, nodes=built.budget), progress=progress)
+    free = run_job(calibration, dataclasses.replace(job.unconstrained, nodes=built.budget), progress=progress)
     one, other = free.fit.sums, built.fit.sums
     if one is None or other is None:
         return Constrained(built, replayed_gain(free.tree, built.tree, built.fitted), False, tuple(findings))

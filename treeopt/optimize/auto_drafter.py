@@ -20,7 +20,6 @@ from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, fastest, profile_command, step_seconds
 from treeopt.optimize.build_job import BuildJob, run_job
 from treeopt.optimize.curve import best_size
-from treeopt.optimize.mixtures import join_tasks
 from treeopt.optimize.per_step import build_policy, fastest_policy, policy_budget
 from treeopt.optimize.select_method import Fitter, Limits
 from treeopt.optimize.tree_builder import build_tree, check_size, tree_limits
@@ -34,17 +33,16 @@ _LEFT_OUT = (Code.PROFILE_INVALID, Code.TREE_INVALID)  # errors that leave out o
 
 @dataclass(frozen=True)
 class DrafterGroup:
-    """The calibrations of one drafter, or of the guesses of the heads: one for each task, and the texts of all."""
+    """The calibration and the profiles of one drafter, or of the guesses of the heads."""
 
     name: str
-    calibrations: tuple[Calibration, ...]
-    joined: Calibration
+    calibration: Calibration
     profiles: Mapping[str, LatencyProfile]
 
     @property
     def drafter_id(self) -> str:
         """As in the provenance of its calibrations; empty for the guesses of the heads."""
-        return self.joined.provenance.drafter_id
+        return self.calibration.provenance.drafter_id
 
 
 @dataclass(frozen=True)
@@ -86,14 +84,14 @@ def choose_drafter(
     """Build the tree or policy with the most tokens per second over several drafters.
 
     Tokens per step of static trees are cross-validated where there are enough different texts; those of per-step trees
-    are replayed. Several calibrations of one drafter are its tasks. A candidate without a profile is left out.
+    are replayed. Calibrations of one drafter are merged. A candidate without a profile is left out.
     """
     _check_alike(calibrations)
     priced = _by_drafter_and_kind(profiles)
     groups = _groups(calibrations, priced)
     if job.nodes is not None:
         for group in groups:
-            check_size(_limits(group.joined, job, job.nodes), group.joined.num_heads, "--nodes")
+            check_size(_limits(group.calibration, job, job.nodes), group.calibration.num_heads, "--nodes")
     candidates = tuple(_candidate(group, kind, job, progress) for group in groups for kind in kinds)
     known = [(one, one.budget) for one in candidates if one.budget is not None]
     if not known:
@@ -104,7 +102,7 @@ def choose_drafter(
     # A given size is built even where it does not pay.
     best = known[pays or 0 if job.nodes is None else int(np.argmax(speedups))][0]
     none = job.nodes is None and pays is None
-    plan = build_tree(best.group.joined, ONE_NODE) if none else _plan(best, job, progress)
+    plan = build_tree(best.group.calibration, ONE_NODE) if none else _plan(best, job, progress)
     warnings = [
         f"no calibration is of {_called(profile)}, of which there is a profile of {kind} trees"
         for (drafter, kind), profile in priced.items()
@@ -152,18 +150,18 @@ def _groups(
         by_drafter.setdefault(calibration.provenance.drafter_id, []).append(calibration)
     groups = []
     for drafter_id, several in by_drafter.items():
-        joined = several[0] if len(several) == 1 else join_tasks(several)[0]
+        calibration = several[0].merge(*several[1:])
         profiles = {kind: profile for (drafter, kind), profile in priced.items() if drafter == drafter_id}
         named = [name for profile in profiles.values() if (name := str(profile.provenance.get("drafter_name", "")))]
-        known = PurePath(joined.provenance.drafter).name or drafter_id
-        groups.append(DrafterGroup((named or [known])[0] if drafter_id else HEADS, tuple(several), joined, profiles))
+        known = PurePath(calibration.provenance.drafter).name or drafter_id
+        groups.append(DrafterGroup((named or [known])[0] if drafter_id else HEADS, calibration, profiles))
     names = [group.name for group in groups]
     return [group if names.count(group.name) == 1 else _with_file(group) for group in groups]
 
 
 def _with_file(group: DrafterGroup) -> DrafterGroup:
     """The group with its drafter's file in its name, or the drafter's id where no file is known."""
-    known = PurePath(group.joined.provenance.drafter).name or group.drafter_id
+    known = PurePath(group.calibration.provenance.drafter).name or group.drafter_id
     return dataclasses.replace(group, name=f"{group.name} ({known})") if known else group
 
 
@@ -177,16 +175,16 @@ def _candidate(group: DrafterGroup, kind: str, job: BuildJob, progress: Progress
     """The figures of a drafter's trees of one kind, or why there are none."""
     profile = group.profiles.get(kind)
     static = kind == KINDS[0]
-    if not static and group.joined.steps is None:
+    if not static and group.calibration.steps is None:
         again = "treeopt calibrate --kind dynamic, with the same --drafter"
         return Candidate(group, kind, None, "no traces of per-step trees", again)
     if profile is None:
-        return Candidate(group, kind, None, "no profile", profile_command(group.joined, kind))
+        return Candidate(group, kind, None, "no profile", profile_command(group.calibration, kind))
     try:
         if static:
             return Candidate(group, kind, _static_budget(group, profile, job, progress))
         policy = _policy(group, profile, job)
-        budget = policy_budget(policy, group.joined, profile, batch=job.batch, context=job.context)
+        budget = policy_budget(policy, group.calibration, profile, batch=job.batch, context=job.context)
     except TreeoptError as error:
         if error.code not in _LEFT_OUT:
             raise
@@ -199,7 +197,7 @@ def _static_budget(group: DrafterGroup, profile: LatencyProfile, job: BuildJob, 
     where = (job.batch, job.context)
     alone = step_seconds(profile, ONE_NODE, *where)
     largest = job.nodes or min(profile.largest(*where), MAX_NODES)
-    fitter = Fitter(group.joined, _limits(group.joined, job, largest), progress=progress)
+    fitter = Fitter(group.calibration, _limits(group.calibration, job, largest), progress=progress)
     if job.nodes is None:
         return best_size(fitter, job.methods, profile, *where).best
     fit = fitter.choose(job.methods)
@@ -209,8 +207,8 @@ def _static_budget(group: DrafterGroup, profile: LatencyProfile, job: BuildJob, 
 
 def _policy(group: DrafterGroup, profile: LatencyProfile, job: BuildJob) -> TreePolicy:
     if job.nodes is not None:
-        return build_policy(group.joined, job.nodes)
-    return fastest_policy(group.joined, profile, batch=job.batch, context=job.context)
+        return build_policy(group.calibration, job.nodes)
+    return fastest_policy(group.calibration, profile, batch=job.batch, context=job.context)
 
 
 def _plan(best: Candidate, job: BuildJob, progress: Progress) -> Plan:
@@ -218,7 +216,7 @@ def _plan(best: Candidate, job: BuildJob, progress: Progress) -> Plan:
     assert best.budget is not None
     group = best.group
     if best.kind == KINDS[0]:
-        return run_job(group.calibrations, dataclasses.replace(job, nodes=best.budget.nodes), progress=progress).tree
+        return run_job(group.calibration, dataclasses.replace(job, nodes=best.budget.nodes), progress=progress).tree
     return _policy(group, group.profiles[best.kind], job)
 
 

@@ -1,9 +1,8 @@
-"""One build: number of nodes, method, and one task or several."""
+"""One build: number of nodes and method."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,6 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import check_priced, step_seconds
 from treeopt.optimize.curve import SizeChoice, best_size
-from treeopt.optimize.mixtures import Mixed, Tasks
 from treeopt.optimize.select_method import Fitter, Limits, Method, MethodFit, candidates
 from treeopt.optimize.tree_builder import check_size, describe, tree_limits
 from treeopt.progress import Progress, silent
@@ -34,8 +32,6 @@ class BuildJob:
     profile: LatencyProfile | None = None  # seconds per step
     batch: int = 1  # texts decoded together, as in `profile`
     context: int | None = None  # cached tokens, as in `profile`; the most measured where None
-    shares: Sequence[float] | None = None  # weight of each task, of several; proportional to their tokens where None
-    robust: bool = False  # minimise the loss on the worst task, instead of `shares`
     exactly: bool = False  # build with these values and weights, even where the Medusa tree is better
     engine: str = ""  # a name of `treeopt.engines.ENGINES`, whose limits are kept as well; none where empty
 
@@ -76,49 +72,32 @@ class Built:
     limits: Limits
     budget: int  # the number of nodes that was given, or found to be the fastest
     choice: SizeChoice | None = None  # the fastest size, where it was searched
-    mixed: Mixed | None = None  # the fit to several tasks
 
 
-def run_job(calibrations: Sequence[Calibration], job: BuildJob, *, progress: Progress = silent) -> Built:
-    """Build the tree of a job from one calibration, or from one for each task; ValueError where these are mixed."""
-    if job.shares is not None and len(job.shares) != len(calibrations):
-        raise ValueError(f"{len(job.shares)} shares for {len(calibrations)} calibrations")
-    if not calibrations or (job.robust and len(calibrations) == 1):
-        raise ValueError("a robust tree needs several calibrations, any tree at least one")
-    if len(calibrations) > 1 and job.nodes is None:
-        raise ValueError("the fastest size takes one calibration")
-    if job.nodes is not None:
-        _check_engine(job.nodes, job)
-        check_size(tree_limits(calibrations[0], job.nodes, **job.cuts), calibrations[0].num_heads, "--nodes")
-    if len(calibrations) > 1:
-        return _several(calibrations, job, progress)
-    fitted, choice, nodes = calibrations[0], None, job.nodes
+def run_job(calibration: Calibration, job: BuildJob, *, progress: Progress = silent) -> Built:
+    """Build the tree of a job; ValueError where the fastest size is wanted without a profile."""
+    choice, nodes = None, job.nodes
     if nodes is None:
-        if job.profile is None:
-            raise ValueError("the fastest size needs a latency profile")
-        check_priced(job.profile, fitted, KINDS[0])
-        step_seconds(job.profile, ONE_NODE, job.batch, job.context)  # speedups refer to one node: fail before any work
-        most = min(job.profile.largest(job.batch, job.context), MAX_NODES)
-        sizing = Fitter(fitted, tree_limits(fitted, most, **job.cuts), progress=progress)
-        choice = best_size(sizing, job.methods, job.profile, job.batch, job.context)
+        choice = _fastest(calibration, job, progress)
         nodes = choice.best.nodes
-    limits = tree_limits(fitted, nodes, **job.cuts)
-    fitter = Fitter(fitted, limits, progress=progress)
+    else:
+        _check_engine(nodes, job)
+        check_size(tree_limits(calibration, nodes, **job.cuts), calibration.num_heads, "--nodes")
+    limits = tree_limits(calibration, nodes, **job.cuts)
+    fitter = Fitter(calibration, limits, progress=progress)
     fit = fitter.choose(job.methods)
-    tree = describe(fitter, fit, engine=job.engine)
-    return Built(tree, fit, fitted, limits, nodes, choice)
+    return Built(describe(fitter, fit, engine=job.engine), fit, calibration, limits, nodes, choice)
 
 
-def _several(calibrations: Sequence[Calibration], job: BuildJob, progress: Progress) -> Built:
-    assert job.nodes is not None
-    limits = tree_limits(calibrations[0], job.nodes, **job.cuts)
-    tasks = Tasks(calibrations, limits, job.methods, progress=progress)
-    shares = job.shares or [calibration.positions for calibration in calibrations]
-    mixed = tasks.robust() if job.robust else tasks.weighted(shares)
-    shown = ", ".join(f"{share:.4g}" for share in mixed.shares)
-    chosen_by = "robust" if job.robust else "shares"
-    tree = describe(mixed.fitter, mixed.fit, task_shares=shown, chosen_by=chosen_by, engine=job.engine)
-    return Built(tree, mixed.fit, tasks.joined, limits, job.nodes, mixed=mixed)
+def _fastest(calibration: Calibration, job: BuildJob, progress: Progress) -> SizeChoice:
+    """The fastest size by the profile of a job."""
+    if job.profile is None:
+        raise ValueError("the fastest size needs a latency profile")
+    check_priced(job.profile, calibration, KINDS[0])
+    step_seconds(job.profile, ONE_NODE, job.batch, job.context)  # speedups refer to one node: fail before any work
+    most = min(job.profile.largest(job.batch, job.context), MAX_NODES)
+    sizing = Fitter(calibration, tree_limits(calibration, most, **job.cuts), progress=progress)
+    return best_size(sizing, job.methods, job.profile, job.batch, job.context)
 
 
 def _least(*limits: int | None) -> int | None:

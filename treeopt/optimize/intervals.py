@@ -34,7 +34,7 @@ FEWEST_TEXTS = 2  # of an interval
 _FEWEST_EFFECTIVE = 1.5  # effective number of texts: two, one with about a quarter of the other's weight
 _DRAWN_AT_ONCE = 1 << 22
 
-Numbers = NDArray[np.int64] | Floats  # weighted counts are fractions
+Numbers = NDArray[np.int64] | Floats  # expected tokens are fractions
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Interval:
 
 
 def by_text(token_hashes: Sequence[str], tokens: NDArray[Any], *steps: NDArray[Any]) -> list[NDArray[Any]]:
-    """Sums [n] of arrays [S] over equal texts, in the order of their first occurrence, without texts of weight 0."""
+    """Sums [n] of arrays [S] over equal texts, in the order of their first occurrence, without texts of no token."""
     number = {token_hash: i for i, token_hash in enumerate(dict.fromkeys(token_hashes))}
     text = [number[token_hash] for token_hash in token_hashes]
     sums = []
@@ -65,7 +65,7 @@ def by_text(token_hashes: Sequence[str], tokens: NDArray[Any], *steps: NDArray[A
 def sampling_interval(
     tokens: Numbers, steps: Numbers, *, seed: int = 0, replicates: int = REPLICATES
 ) -> Interval | None:
-    """The interval of the expected tokens per step of texts with these tokens and steps, [S] each, weighted or not."""
+    """The interval of the expected tokens per step of texts with these tokens and steps, [S] each."""
     if too_few(tokens):
         return None
     drawn = _draw(tokens, steps, len(tokens), seed, replicates)

@@ -35,7 +35,7 @@ class TextSums:
     """
 
     tokens: NDArray[Any]  # [S]
-    steps: NDArray[Any]  # [S], int64; float64 where texts are weighted
+    steps: NDArray[np.int64]  # [S]
     counted: NDArray[Any] | None = None  # [S]; None where `tokens` are counted
 
     @property
@@ -48,10 +48,6 @@ class TextSums:
         """tau = sum of tokens / sum of steps (not the mean of ratios); 1.0 where there is no text."""
         steps = self.steps.sum()
         return float(self.tokens.sum() / steps) if steps else 1.0
-
-    def weighted(self, weights: NDArray[np.float64]) -> TextSums:
-        """The sums times the weight of each text, float64 [S]."""
-        return TextSums(*(column * weights for column in self.columns))
 
     @classmethod
     def of_folds(cls, folds: NDArray[np.int64], parts: Sequence[TextSums]) -> TextSums:

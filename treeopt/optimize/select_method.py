@@ -78,7 +78,7 @@ class MethodFit:
 
     growth: Growth  # nodes by decreasing value, for every budget up to the limit
     method: Method
-    trials: dict[str, int]  # (weighted) steps of each candidate, for as many tokens
+    trials: dict[str, int]  # steps of each candidate, for as many tokens
     sums: TextSums | None  # tokens and steps of the chosen method on each text
 
     @functools.cached_property
@@ -88,24 +88,13 @@ class MethodFit:
 
 
 class Fitter:
-    """The texts of a calibration, and the trees fitted to all or some of them.
+    """The texts of a calibration, and the trees fitted to all or some of them."""
 
-    `text_weights`, float64 [S], are the importance of each text (mixtures of tasks); all 1 where None.
-    """
-
-    def __init__(
-        self,
-        calibration: Calibration,
-        limits: Limits,
-        *,
-        text_weights: Floats | None = None,
-        progress: Progress = silent,
-    ) -> None:
+    def __init__(self, calibration: Calibration, limits: Limits, *, progress: Progress = silent) -> None:
         self.calibration = calibration
         self.limits = limits
         if not calibration.positions:
             raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text")
-        self.text_weights = np.ones(calibration.sequences) if text_weights is None else text_weights
         self._meter = Meter(progress)
         self._lengths = np.diff(calibration.offsets)
 
@@ -127,12 +116,12 @@ class Fitter:
         return self._part(None).estimate(method)
 
     def _part(self, texts: NDArray[np.bool_] | None) -> _FittedPart:
-        chosen = self.text_weights if texts is None else self.text_weights * texts
+        chosen = np.ones(len(self._lengths)) if texts is None else texts.astype(np.float64)
         return _FittedPart(self, np.repeat(chosen, self._lengths))
 
     def accuracy(self, weights: Floats | None = None) -> Floats:
-        """float64 [H, K]: accuracies under weights of the positions, float64 [P]; those of the texts where None."""
-        weights = np.repeat(self.text_weights, self._lengths) if weights is None else weights
+        """float64 [H, K]: accuracies under weights of the positions, float64 [P]; all 1 where None."""
+        weights = np.ones(self.calibration.positions) if weights is None else weights
         rows, target, top_k = [], self.calibration.target, self.limits.top_k
         for level, column in enumerate(self.calibration.ranks.T):
             hits = np.bincount(column, weights=weights, minlength=NONE + 1)
@@ -161,7 +150,7 @@ class Fitter:
         return TraceRows.of(self.calibration).replay(tree).sums
 
     def choose(self, methods: Sequence[Method], *, seed: int = 0) -> MethodFit:
-        """The method with the fewest cross-validated (weighted) steps, fitted to all texts.
+        """The method with the fewest cross-validated steps, fitted to all texts.
 
         Where there are too few texts it is the Medusa tree, or the greatest strength if that is not a candidate.
         """
@@ -176,11 +165,10 @@ class Fitter:
         return MethodFit(self.build(winner), winner, trials, results[winner])
 
     def _steps(self, sums: TextSums) -> float:
-        """Weighted steps for the tokens of the texts; under sampling a step has the tokens that are expected of it."""
+        """Steps for the tokens of the texts; under sampling a step has the tokens that are expected of it."""
         if self.calibration.target is None:
-            return float(sums.steps @ self.text_weights)
-        tau = (sums.tokens @ self.text_weights) / (sums.steps @ self.text_weights)
-        return float(self._lengths @ self.text_weights / tau)
+            return float(sums.steps.sum())
+        return self.calibration.positions / sums.tokens_per_step
 
     def _winner(self, methods: Sequence[Method], results: Sequence[TextSums]) -> Method:
         """The method with the fewest steps; of its strengths the greatest within one standard error of the best.
@@ -188,11 +176,11 @@ class Fitter:
         The error is paired, over texts. Ties go to the first method, the Medusa tree.
         """
         best = int(np.argmin([self._steps(sums) for sums in results]))
-        tau = (results[best].tokens @ self.text_weights) / (results[best].steps @ self.text_weights)
+        tau = results[best].tokens_per_step
         for i in range(len(methods) - 1, best, -1):
             if dataclasses.replace(methods[i], strength=methods[best].strength) == methods[best]:
                 more_tokens = results[i].tokens - results[best].tokens  # 0 unless the texts were sampled
-                excess = (results[i].steps - results[best].steps - more_tokens / tau) * self.text_weights
+                excess = results[i].steps - results[best].steps - more_tokens / tau
                 if excess.sum() <= np.std(excess) * np.sqrt(len(excess)):
                     return methods[i]
         return methods[best]

@@ -88,20 +88,18 @@ def check_size(limits: Limits, levels: int, option: str) -> None:
         )
 
 
-def describe(fitter: Fitter, fit: MethodFit, **more: str) -> Tree:
-    """The fitted tree with its expected (weighted) tokens per step and its source; `more` is added to its method."""
+def describe(fitter: Fitter, fit: MethodFit, *, engine: str = "") -> Tree:
+    """The fitted tree with its expected tokens per step and its source; an `engine` is added to its method."""
     calibration, limits, tree = fitter.calibration, fitter.limits, fit.tree
-    replayed = fitter.sums(tree).weighted(fitter.text_weights).tokens_per_step
+    replayed = fitter.sums(tree).tokens_per_step
     accuracy = fitter.accuracy()
     independent = 1.0 + sum(float(np.prod([accuracy[h, rank] for h, rank in enumerate(path)])) for path in tree.paths)
     expected = Expected(rounded(independent), rounded(replayed), limits.top_k)
     if fit.sums is not None:
-        sums = fit.sums.weighted(fitter.text_weights)
-        ends = predicted_ends(calibration, sums, tree.depth)
-        expected = dataclasses.replace(expected, cross_validated=rounded(sums.tokens_per_step), **ends)
-    source = source_of(
-        calibration, method=_method(fit.method, limits) | {name: value for name, value in more.items() if value}
-    )
+        ends = predicted_ends(calibration, fit.sums, tree.depth)
+        expected = dataclasses.replace(expected, cross_validated=rounded(fit.sums.tokens_per_step), **ends)
+    method = _method(fit.method, limits) | ({"engine": engine} if engine else {})
+    source = source_of(calibration, method=method)
     return dataclasses.replace(tree, drafter=calibration.provenance.drafter_id, expected=expected, source=source)
 
 
