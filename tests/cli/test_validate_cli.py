@@ -17,7 +17,7 @@ from program import treeopt
 
 from treeopt.cli.app import program
 from treeopt.cli.console import Console
-from treeopt.cli.validate_report import lossless_rows
+from treeopt.cli.validate_command import lossless_rows
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import DraftMetrics, Step
 from treeopt.evaluate.baselines import Baseline, Call, Run, with_generate

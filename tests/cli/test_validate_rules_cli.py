@@ -132,6 +132,7 @@ def test_json_of_all_rules_has_the_same_names(tmp_path: Path) -> None:
     assert [data["texts"] for data in (greedy, sample, typical)] == [2, 4, 2]
     assert [data["repeats"] for data in (greedy, sample, typical)] == [2, 2, 2]
     for data in (greedy, sample, typical):
+        data.pop("warnings", None)  # a slow tree has one
         assert list(data["by_category"]) == ["a", "b"]
         parts = data["by_category"].values()
         assert all(part["predicted_tokens_per_step"] >= 1 for part in parts)

@@ -265,6 +265,8 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.
 
 def skipped_text(skipped: Sequence[Any]) -> str | None:
     """The prompts that were skipped (records with prompt_id, tokens and reason); None where there are none."""
+    from treeopt.texts.prompts import row_of
+
     if not skipped:
         return None
     named = [f"{row_of(s.prompt_id)} ({s.reason}, {s.tokens} tokens)" for s in skipped[:_SHOWN_SKIPPED]]
@@ -275,9 +277,3 @@ def skipped_text(skipped: Sequence[Any]) -> str | None:
 def threads(number: int | str) -> str:
     """The number of threads of a measurement: `1 thread`, `2 threads`."""
     return f"{number} thread" if int(number) == 1 else f"{number} threads"
-
-
-def row_of(prompt_id: str) -> str:
-    """The row of a prompt in its file, and its turn from the second on."""
-    row, _, turn = prompt_id.partition(":")[2].partition(".")
-    return f"row {int(row)}" + (f" turn {int(turn)}" if turn else "")

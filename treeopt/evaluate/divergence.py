@@ -19,6 +19,7 @@ import enum
 import functools
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,16 +28,18 @@ import torch
 from accelerate.hooks import remove_hook_from_submodules
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from treeopt.models.base import Base
 from treeopt.models.devices import weight_of
 from treeopt.texts.encode import Text
+from treeopt.texts.prompts import row_of
 
 ENDED = -1  # in place of a token, where a text had already ended
 # The resolution is the largest error of three computations; those of the two texts are others, with larger errors.
 _MARGIN = 2.0
 _HALF = ("bfloat16", "float16")
+_SHOWN = 5  # differences in a message
 
 
 class Cause(enum.Enum):
@@ -62,6 +65,30 @@ class Difference:
     cause: Cause
     gap: float  # in float64, the largest logit minus the smaller one of the two tokens: the top-2 gap if one is largest
     resolution: float  # the largest error of the run's dtype in the gap between one of the two and any token here
+
+    def text(self, tokenizer: PreTrainedTokenizerBase | None = None) -> str:
+        """`row 3, token 12: greedy 5 'a', tree 7 'b', gap 0.1, resolution 0.2: rounding`."""
+        greedy, found = (_named(token, tokenizer) for token in (self.greedy_token, self.found_token))
+        gap = "" if math.isnan(self.gap) else f", gap {self.gap:.2g}, resolution {self.resolution:.2g}"
+        place = f"{row_of(self.prompt_id)}, token {self.position}"
+        return f"{place}: greedy {greedy}, {self.decoder} {found}{gap}: {self.cause.value}"
+
+
+def _named(token: int, tokenizer: PreTrainedTokenizerBase | None) -> str:
+    if token == ENDED:
+        return "had ended"
+    return f"{token}" if tokenizer is None else f"{token} {tokenizer.convert_ids_to_tokens(token)!r}"
+
+
+def listed(differences: Sequence[Difference], tokenizer: PreTrainedTokenizerBase | None = None) -> str:
+    """The first ones, a line each."""
+    lines, more = [one.text(tokenizer) for one in differences[:_SHOWN]], len(differences) - _SHOWN
+    return "\n".join([*lines, f"and {more} more; --json lists all"] if more > 0 else lines)
+
+
+def counted_causes(differences: Sequence[Difference]) -> str:
+    """`2 rounding, 1 bug`."""
+    return ", ".join(f"{n} {name}" for name, n in Counter(one.cause.value for one in differences).items())
 
 
 def tolerated(difference: Difference, dtype: str) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibrate.pipeline import as_calibration
 from treeopt.calibration import Calibration, Provenance
@@ -22,7 +23,7 @@ from treeopt.decode.rules import Greedy, Rule, Sample, Typical
 from treeopt.drafter import Drafter
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import Target, trace_texts
-from treeopt.errors import check_counts
+from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.evaluate.baselines import GENERATE, STOCK, TREE, WARMING, Baseline, Call, Metrics, Run, Trial, warm_up
 from treeopt.files.trees import plan_id
 from treeopt.models.base import Base
@@ -145,6 +146,25 @@ class Measured:
         """tau / overhead: tokens per second of the tree / of autoregressive decoding; median, None where not timed."""
         spread = self.metrics.speedup()
         return None if spread is None else spread.median
+
+    def check(self, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        """Raise E501 where the texts should be lossless and are not; of a lossy rule none are."""
+
+    def check_minima(self, tokens_per_step: float | None = None, speedup: float | None = None) -> None:
+        """Raise E505 where a metric is below its minimum, or was not measured."""
+        timed = "no speedup was measured" if self.speedup is None else f"speedup {self.speedup:.3f}"
+        tau = f"{self.tokens_per_step:.4f} tokens per step"
+        checks = (
+            ("--min-tokens-per-step", tokens_per_step, self.tokens_per_step, tau),
+            ("--min-speedup", speedup, self.speedup, timed),
+        )
+        below = {
+            option: f"{what}, the minimum is {least:g}"
+            for option, least, value, what in checks
+            if least is not None and (value is None or value < least)
+        }
+        if below:
+            raise TreeoptError(Code.BELOW_THRESHOLD, "; ".join(below.values()), at=", ".join(below))
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.plans import GivenPlan, as_plan_for
 from treeopt.decode.rules import Sample, Typical
 from treeopt.drafter import Drafter
-from treeopt.errors import counted, memory_as_error
+from treeopt.errors import Code, TreeoptError, counted, memory_as_error
 from treeopt.evaluate.baselines import (
     AUTOREGRESSIVE,
     GENERATE,
@@ -33,13 +33,23 @@ from treeopt.evaluate.baselines import (
     with_decoder,
     with_generate,
 )
-from treeopt.evaluate.divergence import Cause, Difference, Judge, first_difference, num_common, tolerated
+from treeopt.evaluate.divergence import (
+    Cause,
+    Difference,
+    Judge,
+    counted_causes,
+    first_difference,
+    listed,
+    num_common,
+    tolerated,
+)
 from treeopt.evaluate.runs import JUDGED, Inputs, Measured, Runs, ValidateOptions, decode_all
 from treeopt.evaluate.validate_sample import SampleValidation, validate_sample
 from treeopt.models.base import Base
 from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.logits import rows_at_once
+from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Text, as_texts
 from treeopt.texts.prompts import GivenPrompts
@@ -108,10 +118,44 @@ class Validation(Measured):
         """Texts equal to those of stock generate, whose number of steps was not predicted."""
         return tuple(one for one in self.metrics.trials if one.same and one.steps != one.predicted_steps)
 
+    def check(self, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        """Raise E501 with the first failures."""
+        texts = len({one.prompt_id for one in self.failures})
+        if texts:
+            fix = f"--judge {self.differing} judges all" if self.differing > self.num_judged else ""
+            causes = counted_causes(self.failures)
+            raise TreeoptError(
+                Code.NOT_LOSSLESS,
+                f"{texts} of {len(self.metrics.trials)} texts differ from greedy decoding ({causes})",
+                at=listed(self.failures, tokenizer),
+                why="in float64 the gap of the logits is 0 (tie), below the dtype's resolution (rounding), or a bug",
+                fix=fix if self.made_by["dtype"] == "float32" else "repeat with --dtype float32",
+            )
 
-def advice(found: Validation) -> tuple[str, ...]:
-    """Warnings that the tree is not the fastest, each of one line or more."""
-    return tuple(text for text in (_slower(found), _slower_than_stock(found)) if text)
+
+def advice(found: Measured, plan: Plan | None = None) -> tuple[str, ...]:
+    """Warnings that steps are not as predicted, or that the tree is not the fastest, each of one line or more."""
+    texts = [_not_predicted(found, plan)]
+    if isinstance(found, Validation):
+        texts += [_slower(found), _slower_than_stock(found)]
+    return tuple(text for text in texts if text)
+
+
+def _not_predicted(found: Measured, plan: Plan | None) -> str:
+    shared = isinstance(plan, TreePolicy) and len(plan.sizes) > 1 and found.batch_size > 1
+    if shared and found.tokens_per_step != found.predicted.tokens_per_step:
+        return (
+            "not as predicted: texts of a batch share the largest size that is best for one of them, the prediction "
+            "takes each alone"
+        )
+    if isinstance(found, SampleValidation):  # steps are not predicted one by one
+        error = f"measured and predicted tokens per step differ by {found.z_score or 0:+.1f} standard errors"
+        cause = "by rounding of probabilities near the edge of top-k or top-p, or there is a bug"
+        return "" if found.as_predicted else f"{error}: {cause}"
+    misses = found.prediction_misses if isinstance(found, Validation | TypicalValidation) else ()
+    texts = counted(len(misses), "text")
+    cause = "two candidates of nearly equal logits changed ranks by rounding, or there is a bug"
+    return f"another number of steps than predicted in {texts}: {cause}" if misses else ""
 
 
 def _slower(found: Validation) -> str:

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Sample
+from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.baselines import (
     AUTOREGRESSIVE,
     GENERATE,
@@ -35,6 +37,7 @@ from treeopt.models.base import Base
 from treeopt.optimize.replay import standard_error
 from treeopt.progress import Progress
 from treeopt.texts.encode import Text
+from treeopt.texts.prompts import row_of
 from treeopt.tree import Tree
 
 ALPHA = 1e-4  # of a correct decoder failing one of all tests (Bonferroni)
@@ -242,6 +245,23 @@ class SampleValidation(Measured):
             return True
         prompts = len({text.dialogue for text in self.texts})
         return abs(self.z_score) <= float(stats.t.isf(stats.norm.sf(Z_LIMIT), prompts - 1))
+
+    def check(self, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        """Raise E501 with the prompts whose texts have another distribution."""
+        if self.lossless is not False:
+            return
+        limit = ALPHA / (2 * len(self.tests))
+        wrong = [one for one in self.tests if min(one.p_base, one.p_stock) < limit]
+        raise TreeoptError(
+            Code.NOT_LOSSLESS,
+            f"the texts of {len(wrong)} of {len(self.tests)} prompts do not have the distribution of the base model",
+            at="\n".join(
+                f"{row_of(one.prompt_id)}: p {one.p_base:.3g} against base, {one.p_stock:.3g} against stock generate"
+                for one in wrong
+            ),
+            why=f"sampled texts must have the distribution of autoregressive sampling (limit of a p-value {limit:.3g})",
+            fix="repeat with --dtype float32" if self.made_by["dtype"] != "float32" else "",
+        )
 
     @property
     def few_drafts(self) -> bool:

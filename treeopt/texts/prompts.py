@@ -171,6 +171,12 @@ def row_id(digest: str, index: int) -> str:
     return f"{digest[:16]}:{index:0{_ROW_DIGITS}}"
 
 
+def row_of(prompt_id: str) -> str:
+    """The row of a prompt in its file, and its turn from the second on."""
+    row, _, turn = prompt_id.partition(":")[2].partition(".")
+    return f"row {int(row)}" + (f" turn {int(turn)}" if turn else "")
+
+
 def as_prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) -> Prompt:
     """The prompt in row `index` of `name`, with its answer where `answers` requires one; E302 where one is missing."""
     fields = {_REQUESTS[0]: row} if isinstance(row, str) else row if isinstance(row, dict) else {}
