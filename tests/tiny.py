@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -80,6 +82,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Those that can verify trees.
 TREE_FAMILIES = tuple(family for family in FAMILIES if family not in ("mpt", "gpt_neo", "mamba"))
+
+
+def but_slow(values: Iterable[Any], *quick: Any) -> list[Any]:
+    """Values of a parametrized test, of which `make test` runs the `quick` ones, and `make test-slow` the others."""
+    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def tiny_base(family: str, seed: int = 0, **config: Any) -> Base:

@@ -14,7 +14,7 @@ from drafters import SIZE_COST, answered, prompts_of
 from helpers import random_tree
 from naive_draft import SOURCES, random_drafter
 from predicted import predict
-from tiny import TREE_FAMILIES, random_heads, tiny_base
+from tiny import TREE_FAMILIES, but_slow, random_heads, tiny_base
 
 from treeopt.decode.decoder import Decoded, TreeDecoder
 from treeopt.decode.rules import Rule, Sample
@@ -162,7 +162,7 @@ def sampler(source: str, kind: str, rule: Rule) -> TreeDecoder:
     return TreeDecoder(base, made.heads, made.plans()[kind], drafter=drafter, acceptance=rule, probe=False)
 
 
-@pytest.mark.parametrize("kind", ["static", "dynamic", "size_cost"])
+@pytest.mark.parametrize("kind", but_slow(["static", "dynamic", "size_cost"], "size_cost"))
 @pytest.mark.parametrize("source", ["lm head", "empty no heads"])
 def test_sample_distribution(source: str, kind: str) -> None:
     """Whole sampled texts are distributed as plain sampling distributes them, whatever the cache drafts."""

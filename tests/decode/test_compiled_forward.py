@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from decoding import HEADS, TREES, stock
 from random_trees import RandomTrees
-from tiny import TREE_FAMILIES, random_heads, tiny_base
+from tiny import TREE_FAMILIES, but_slow, random_heads, tiny_base
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
@@ -80,7 +80,7 @@ def test_one_capture_for_each_batch_and_capacity(captures: CompileCounter, trees
     assert run([*long[1:], SHORT[0]], NEW) == 4
 
 
-@pytest.mark.parametrize("family", TREE_FAMILIES)
+@pytest.mark.parametrize("family", but_slow(TREE_FAMILIES, "gpt2", "qwen2-mixed"))
 def test_text_is_stocks(captures: CompileCounter, family: str) -> None:
     """Every family gives the text of stock generate, beyond its sliding window, in one capture."""
     base = long_base(family)
@@ -89,7 +89,14 @@ def test_text_is_stocks(captures: CompileCounter, family: str) -> None:
     assert captures.frame_count == 1
 
 
-@pytest.mark.parametrize(("family", "trees"), [("mistral", "per step"), ("qwen2-mixed", "varying"), ("gpt2", "static")])
+@pytest.mark.parametrize(
+    ("family", "trees"),
+    [
+        ("gpt2", "static"),
+        pytest.param("mistral", "per step", marks=pytest.mark.slow),
+        pytest.param("qwen2-mixed", "varying", marks=pytest.mark.slow),
+    ],
+)
 def test_rows_that_end(captures: CompileCounter, family: str, trees: str) -> None:
     """Rows that have ended stay as padding, and change nothing for the others."""
     base = long_base(family, 5)

@@ -14,7 +14,7 @@ from decoding import HEADS, TREES, prompt_of, stock
 from helpers import random_tree
 from looped import looped
 from predicted import predict
-from tiny import TREE_FAMILIES, VOCAB, cycle_base, cycle_heads, random_heads, tiny_base
+from tiny import TREE_FAMILIES, VOCAB, but_slow, cycle_base, cycle_heads, random_heads, tiny_base
 from torch import Tensor
 
 from treeopt.decode.decoder import TreeDecoder
@@ -216,7 +216,7 @@ def test_start_interleaved() -> None:
     assert texts == [stock(base, [3, 4], 20), stock(base, [5, 6], 30)]
 
 
-@pytest.mark.parametrize("name", STORY_TREES)
+@pytest.mark.parametrize("name", but_slow(STORY_TREES, "one node", "random 24"))
 def test_generate_predicted_steps(story: tuple[Base, MedusaHeads], story_texts: list[Text], name: str) -> None:
     """On six stories each, the steps are those of replay over separate teacher-forced traces, text by text."""
     base, heads = story

@@ -14,7 +14,7 @@ from drafters import SIZE_COST, answered, prompts_of
 from helpers import random_tree
 from naive_draft import random_drafter
 from predicted import predict
-from tiny import TREE_FAMILIES, cycle_base, random_heads, tiny_base
+from tiny import TREE_FAMILIES, but_slow, cycle_base, random_heads, tiny_base
 
 import treeopt
 from treeopt.decode.decoder import Decoded, TreeDecoder
@@ -62,7 +62,7 @@ def steps_of(decoded: list[Decoded]) -> list[int]:
     return [len(one.step_lengths) for one in decoded]
 
 
-@pytest.mark.parametrize("number", range(len(TREE_FAMILIES)))
+@pytest.mark.parametrize("number", but_slow(range(len(TREE_FAMILIES)), 0, 3, 8))
 def test_families(number: int) -> None:
     """Base and draft of every family: stock text in the predicted steps, alone and in a batch."""
     base = tiny_base(TREE_FAMILIES[number], 1, vocab_size=VOCAB)

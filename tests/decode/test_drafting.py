@@ -12,7 +12,7 @@ from chances import ALPHA, counted, p_value, small_base, text_probabilities
 from drafters import SIZE_COST, answered, learned, planted, prompts_of, quick_drafter
 from helpers import random_tree
 from predicted import predict
-from tiny import cycle_base, cycle_heads, random_heads, tiny_base
+from tiny import but_slow, cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy, Rule, Sample, Typical
@@ -151,7 +151,7 @@ def test_default_weights_draft_as_the_heads(made: Made) -> None:
     assert not drafts_of(trees_for(made.base, made.heads, own, table), recent, hidden).tokens.equal(wanted)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", but_slow(KINDS, "dynamic"))
 @pytest.mark.parametrize("rule", [Sample(), Sample(temperature=1.3, top_k=4, top_p=0.9)])
 def test_sample_distribution_of_drafters(kind: str, rule: Sample) -> None:
     """Texts are distributed as plain sampling distributes them, whatever drafts and however the tree is chosen."""

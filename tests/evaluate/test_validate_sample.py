@@ -13,7 +13,7 @@ import torch
 from chances import DrawnPerChild
 from drafters import SIZE_COST, planted, prompts_of, quick_drafter
 from looped import looped
-from tiny import random_heads, tiny_base
+from tiny import but_slow, random_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import Step
@@ -89,7 +89,7 @@ def test_validate_sample_with_equal_seeds(found: SampleValidation) -> None:
     assert drawn(zero) != drawn(found)[:12]
 
 
-@pytest.mark.parametrize("kind", ["static", "policy", "several sizes"])
+@pytest.mark.parametrize("kind", but_slow(["static", "policy", "several sizes"], "policy"))
 def test_validate_sample_is_predicted(kind: str) -> None:
     """Measured and predicted tokens per step agree within their standard errors, over 24 or 48 texts."""
     base, heads = planted(3)
