@@ -77,6 +77,7 @@ DEAR = (
     ),
     Run("learn", ("learn", *_TEXTS, *_LEARN, "-o", "o.safetensors"), ("o.safetensors",), True, False),
     Run("profile", ("profile", *_PROFILE, "-o", "o.yaml"), ("o.yaml",)),
+    Run("compare", ("compare", *_TEXTS, "--methods", "lookup", "--svg", "o.svg"), ("o.svg",)),
     Run("distill", ("distill", *_TEXTS, "-o", "o.jsonl"), ("o.jsonl",), True),
     Run("train", (*_TRAIN, *_HEADS, "-o", "out"), ("out",), True),
     Run("train stage 2", (*_TRAIN, *_STAGE_2, "-o", "out"), ("out",), True),

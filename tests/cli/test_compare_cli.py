@@ -1,9 +1,10 @@
-"""`treeopt compare`: the table, JSON and the report's picture, and what is refused before any model is loaded."""
+"""`treeopt compare`: the table, JSON, CSV and picture, and what is refused before any model is loaded."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 
 import click
 import pytest
@@ -11,10 +12,10 @@ from looped import looped
 from program import treeopt, treeopt_json
 
 from treeopt.cli.app import program
-from treeopt.cli.compare_command import _as_json
+from treeopt.cli.compare_command import as_bars
 from treeopt.evaluate.baselines import Spread
 from treeopt.evaluate.comparison import CompareOptions, Comparison, Figures, Row
-from treeopt.view.charts import Bar, bar_of, bars_figure, render_bars
+from treeopt.view.charts import Bar, bars_figure, render_bars
 
 QUICK = ("--limit", "4", "--max-new-tokens", "8", "--repeats", "2", "--learn-tokens", "0")
 
@@ -67,12 +68,20 @@ def test_one_repeat_has_no_quartiles() -> None:
 
 
 @pytest.mark.slow
-def test_half_precision() -> None:
-    """Equal texts are counted, and none is called lossless."""
-    text = treeopt("compare", *QUICK, "--methods", "recycling", "--dtype", "bfloat16").stdout
-    assert "equal in bfloat16: " in text
-    assert re.search(r"^stock generate\t1\t1\.000\t.*\t2/2$", text, flags=re.MULTILINE)
-    assert "lossless" not in text
+def test_several_dtypes() -> None:
+    """A table and a result for each; in half precision equal texts are counted, and none is called lossless."""
+    given = ("compare", *QUICK, "--methods", "recycling", "--dtype", "float32,bfloat16")
+    text = treeopt(*given).stdout
+    one, other = text.split("equal in bfloat16: ")
+    assert "\tlossless\n" in one
+    assert "equal in bfloat16" in one
+    assert re.search(r"^stock generate\t1\t1\.000\t.*\t2/2$", one, flags=re.MULTILINE)
+    assert "lossless" not in other
+    assert re.search(r"^fastest, plain decoding: b?float\d\d, autoregressive, [\d.]+ tokens/s$", other, re.MULTILINE)
+    assert re.search(r"^fastest, recommended: b?float\d\d, .*, [\d.]+ tokens/s$", other, re.MULTILINE)
+    both = {"float32", "bfloat16"}
+    assert treeopt_json(*given)["settings"].keys() == both
+    assert "--nproc takes one --dtype" in treeopt(*given, "--nproc", "2", status=2).stderr
 
 
 def test_methods_that_cannot_run_and_defaults() -> None:
@@ -93,17 +102,21 @@ def test_methods_that_cannot_run_and_defaults() -> None:
     assert {"texts", "learn_limit", "learn_tokens", "max_new_tokens", "nodes", "repeats"} <= ours.keys() & shown.keys()
 
 
-def test_table() -> None:
-    """It has a line a method."""
-    text = treeopt("compare", *QUICK, "--methods", "recycling").stdout
+def test_table_and_files() -> None:
+    """The table has a line a method; the picture is written, and replaced without --force."""
+    given = ("compare", *QUICK, "--methods", "recycling", "--svg", "c.svg")
+    text = treeopt(*given).stdout
     assert re.search(r"^autoregressive\t1\t1\.000\t\d+ .*\tyes$", text, flags=re.MULTILINE)
     assert re.search(r"^token recycling, published tree\t81\t\d\.\d{3}\t", text, flags=re.MULTILINE)
     assert "learned from 2 prompts, judged on 2 other texts" in text
+    assert "token recycling" in Path("c.svg").read_text()
+    treeopt("compare", *QUICK, "--methods", "generate", "--svg", "c.svg")
+    assert "token recycling" not in Path("c.svg").read_text()
 
 
 def test_picture_holds_every_figure_and_is_the_same_again() -> None:
-    """The bars are of rows of the JSON; a lossy one is named; equal figures give equal bytes."""
-    bars = [bar_of(row) for row in _as_json(made())["rows"] if row["mean_acceptance_length"] is not None]
+    """The bars are the methods that ran; a lossy one is named; equal figures give equal bytes."""
+    bars = as_bars([made()])
     assert bars == [
         Bar("autoregressive", 1, 1.0, 1.0, 1.0, 1.0, lossless=True),
         Bar("ngram, static", 16, 2.0, 1.5, 1.4, 1.625, lossless=False),
@@ -129,10 +142,11 @@ def test_slower_methods_are_drawn_as_such() -> None:
 @looped(
     ("arguments", "status", "word"),
     [
-        (("--methods", "eagle"), 2, "methods eagle"),
+        (("--methods", "eagle"), 2, "no method 'eagle'"),
         (("--nodes", "1"), 2, "nodes"),
         (("--nodes", "255"), 2, "nodes"),
         (("--repeats", "0"), 2, "repeats"),
+        (("--svg", "c.png"), 3, ".svg"),
         (("--model", "somewhere"), 2, "--prompts"),
     ],
 )

@@ -255,6 +255,24 @@ def test_note_is_that_of_its_file_alone() -> None:
     assert "is not a note of treeopt" in treeopt("show", "medusa.json", "--options", status=3).stderr
 
 
+def test_picture_of_seconds_is_refused() -> None:
+    """The speeds in the bars of compare are never the same again; its JSON is compared."""
+    options = (
+        "--methods",
+        "lookup",
+        "--test-limit",
+        "1",
+        "--learn-limit",
+        "1",
+        "--max-new-tokens",
+        "4",
+        "--repeats",
+        "1",
+    )
+    treeopt("compare", *options, "--device", "cpu", "--svg", "bars.svg")
+    assert error_number(treeopt("reproduce", "bars.svg", status=3)) == "E203"
+
+
 @looped("name", sorted(zoo()))
 def test_bundled_tree_is_published_or_made_here(name: str) -> None:
     """A tree in trees/ names its publication, or stores how it is made and is made again by this test."""

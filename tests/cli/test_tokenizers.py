@@ -25,14 +25,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "learn": ("learn", *MANY, "--learn-tokens", "20", *OUT),
     "distill": ("distill", *MANY, "-o", "o.jsonl"),
     "validate": ("validate", "--heads", "heads", *TREE, *MANY),
-    "compare": ("compare", "--methods", "lookup", *MANY),
+    "compare": ("compare", "--methods", "lookup", *MANY, "--svg", "o.svg"),
     "generate": ("generate", "w9 extra", "--no-chat-template", "--heads", "heads", *TREE),
     "train": ("train", "--data", "data.jsonl", "--steps", "1", "-o", "out"),
 }
 DRAFTS: dict[str, tuple[str, ...]] = {
     "calibrate": ("calibrate", "--drafter", "model", *DRAFT, *MANY, *OUT),
     "learn": ("learn", *DRAFT, *MANY, *OUT),
-    "compare": ("compare", "--methods", "model", *DRAFT, *MANY),
+    "compare": ("compare", "--methods", "model", *DRAFT, *MANY, "--svg", "o.svg"),
     "generate": ("generate", "w9", *DRAFT, "--acceptance", "rejection", "--seed", "1"),
 }
 

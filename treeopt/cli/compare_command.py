@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.checks import check_inputs, origin_of
+from treeopt.cli.checks import check_inputs, check_suffix, origin_of
 from treeopt.cli.console import Console, command, skipped_text, threads
 from treeopt.cli.drafters import draft_option, load_draft_model, model_alone
 from treeopt.cli.facts import Column, Table, attribute, picked, shown
 from treeopt.cli.numbers import SEED
 from treeopt.cli.options import (
+    check_outputs,
     chosen_prompts,
     compile_option,
+    dtypes_of,
+    force_option,
     load_models,
     model_options,
     prompt_options,
     say_prompts,
 )
-from treeopt.cli.processes import division_of, nproc_option
+from treeopt.cli.processes import division_of, is_one_of_several, nproc_option
 from treeopt.defaults import STEP_SIZES
 from treeopt.errors import counted
 from treeopt.files.bundled import POCKET_DRAFT
+from treeopt.files.outputs import PICTURE, write_marked
 
 if TYPE_CHECKING:
     from treeopt.evaluate.comparison import CompareOptions, Comparison, Figures, Row
+    from treeopt.view.charts import Bar
 
 _METHODS_HELP = (
     "Comma-separated, of: autoregressive generate lookup recycling assisted mc_sim_7b_63 medusa heads heads+ngram "
@@ -36,7 +42,7 @@ _METHODS_HELP = (
 
 
 @command("compare")
-@model_options(dtype="float32")
+@model_options(dtype="float32", several=True)
 @draft_option(default=f"{POCKET_DRAFT} for the built-in model, else none")
 @prompt_options(new_tokens=64)
 @click.option("--prompts-learn", help="Prompts to learn from [default: the first half of each category of --prompts].")
@@ -63,6 +69,8 @@ _METHODS_HELP = (
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, help="Of learning.")
 @compile_option
 @nproc_option
+@click.option("--svg", help="Write bars of the speedups.")
+@force_option
 def run(console: Console, **options: Any) -> None:
     """Compare methods of speculative decoding on your model and prompts: tokens per step, speed, lossless or not.
 
@@ -76,25 +84,45 @@ def run(console: Console, **options: Any) -> None:
 
     Of each drafter the tree with the most tokens per second by timed steps is decoded as well. The last row,
     recommended, repeats the method with the highest measured speed; it is autoregressive decoding where no method is
-    faster by 2 %. `treeopt report --comparison` draws the speeds.
+    faster by 2 %. With several --dtype, and with --compile, all of this is done in each setting.
     """
-    source = chosen_prompts(options)
+    if options["svg"] is not None:
+        check_outputs(options, options["svg"], kind=PICTURE)
+        check_suffix(options["svg"], ".svg", option="--svg")
+    source, dtypes = chosen_prompts(options), dtypes_of(options)
     check_inputs()
     chosen = _settings(options)
+    settings = [*itertools.product((False, True) if options["compile"] else (False,), dtypes)]
+    if len(settings) > 1 and (options["nproc"] > 1 or is_one_of_several()):
+        raise click.UsageError("--nproc takes one --dtype, and no --compile")
     from treeopt.evaluate.compare import divided_compare
     from treeopt.texts.prompts import load_prompts
 
     prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
     say_prompts(console, prompts)
-    base, loaded = load_models(console, options, with_heads=not model_alone(options))
-    if options["heads"] is None and options["model"] is None and options["draft"] is None:
-        options["draft"] = POCKET_DRAFT
-    draft = load_draft_model(console, options, base)
-    with console.progress("compare") as progress:
-        found = divided_compare(base, loaded, prompts, draft, chosen, progress)
-    if found is not None:
-        _report(console, found)
-        console.result({**_as_json(found), **origin_of(base, loaded, draft)})
+    found: list[Comparison] = []
+    for options["compile"], options["dtype"] in settings:
+        base, loaded = load_models(console, options, with_heads=not model_alone(options))
+        if options["heads"] is None and options["model"] is None and options["draft"] is None:
+            options["draft"] = POCKET_DRAFT
+        draft = load_draft_model(console, options, base)
+        with console.progress("compare") as progress:
+            one = divided_compare(base, loaded, prompts, draft, chosen, progress)
+        if one is None:
+            return
+        _report(console, one)
+        found.append(one)
+    if len(found) > 1:
+        _report_settings(console, found)
+    if options["svg"] is not None:
+        from treeopt.view.charts import render_bars
+
+        picture = render_bars(as_bars(found), f"{base.name}, {options['nodes']} nodes")
+        write_marked(options["svg"], picture, PICTURE, console.configuration)
+        console.note(f"wrote {options['svg']}")
+    parts = {one.setting: _as_json(one) for one in found}
+    result = parts[found[0].setting] if len(parts) == 1 else {"settings": parts}
+    console.result({**result, **origin_of(base, loaded, draft)})
 
 
 command = run
@@ -102,17 +130,17 @@ command = run
 
 def _settings(options: Mapping[str, Any]) -> CompareOptions:
     """The options of `compare`, checked before any model is loaded."""
-    from treeopt.evaluate.comparison import CompareOptions
+    from treeopt.evaluate.comparison import METHODS, CompareOptions
 
     learning = ("prompts_learn", "learn_limit", "learn_tokens", "seed", "batch_size")
     names = ("nodes", "texts", "max_new_tokens", "repeats", "chat_template", *learning)
     chosen = {name: options[name] for name in names}
     if options["methods"] is not None:
         chosen["methods"] = tuple(name.strip() for name in options["methods"].split(","))
-    try:
-        return CompareOptions(division=division_of(options), **chosen)
-    except ValueError as error:  # of a method: click checks the numbers
-        raise click.BadParameter(str(error), param_hint="--methods") from error
+        unknown = [name for name in chosen["methods"] if name not in METHODS]
+        if unknown:
+            raise click.BadParameter(f"no method {unknown[0]!r}; they are {' '.join(METHODS)}", param_hint="--methods")
+    return CompareOptions(division=division_of(options), **chosen)
 
 
 _NAMES = {"generate": "stock generate"}  # printed in place of a method's name
@@ -182,6 +210,30 @@ def _parts(found: Comparison) -> Iterator[str | Table]:
 
 def _short(figures: Figures) -> str:
     return f"{figures.mean_acceptance_length:.2f} ({shown(attribute(figures.speedup, 'median'), '.2f')})"
+
+
+def _report_settings(console: Console, found: Sequence[Comparison]) -> None:
+    """Print the dtype and forward with the most tokens per second, without and with speculative decoding."""
+
+    def speed(pair: tuple[str, Row]) -> float:
+        return float(attribute(pair[1], "figures.tokens_per_second.median") or 0.0)
+
+    plain = max(((one.setting, one.rows[0]) for one in found), key=speed)
+    best = max(((one.setting, one.recommended) for one in found), key=speed)
+    for what, (setting, row) in (("plain decoding", plain), ("recommended", best)):
+        console.say(f"fastest, {what}: {setting}, {_name(row)}, {speed((setting, row)):.1f} tokens/s")
+
+
+def as_bars(found: Sequence[Comparison]) -> list[Bar]:
+    """The methods that ran, for the picture; of several settings with their names."""
+    from treeopt.view.charts import bar_of
+
+    return [
+        bar_of(_row_as_json(row), _name(row) + (f", {one.setting}" if len(found) > 1 else ""))
+        for one in found
+        for row in one.rows
+        if row.figures is not None
+    ]
 
 
 def _as_json(found: Comparison) -> dict[str, Any]:

@@ -37,7 +37,7 @@ treeopt import choices.py -o tree.yaml  # a list of paths
 treeopt import growmap.pt  # a growmap of Sequoia
 treeopt validate --tree mc_sim_7b_63 --limit 8  # the built-in model with a published tree
 treeopt validate --heads heads --tree tree.yaml --prompts alpaca_eval --min-speedup 1.5  # exit with 6 below a speedup
-treeopt compare  # all methods on the built-in model
+treeopt compare --svg methods.svg  # all methods on the built-in model
 treeopt compare --model Qwen/Qwen3-0.6B --prompts prompts.jsonl --methods lookup,ngram  # some methods on your model
 treeopt generate "Once upon a time" --tree mc_sim_7b_63  # the built-in model with its heads
 treeopt generate - --drafter drafter.safetensors --acceptance sample --seed 1  # a prompt from a pipe, sampled

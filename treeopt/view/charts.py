@@ -279,11 +279,11 @@ class Bar:
         return self.speedup is not None and self.speedup < 1
 
 
-def bar_of(row: Mapping[str, Any]) -> Bar:
+def bar_of(row: Mapping[str, Any], name: str = "") -> Bar:
     """The bar of a row of a comparison's JSON."""
     low, high = (row["quartiles"] or {}).get("speedup") or (row["speedup"], row["speedup"])
     figures = row["mean_acceptance_length"], row["speedup"], low, high
-    return Bar(row["method"], row["nodes"] or 1, *figures, lossless=bool(row["lossless"]))
+    return Bar(name or row["method"], row["nodes"] or 1, *figures, lossless=bool(row["lossless"]))
 
 
 def render_bars(bars: Sequence[Bar], title: str) -> str:
