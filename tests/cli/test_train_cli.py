@@ -126,6 +126,13 @@ def test_wrong_input_exits_3(arguments: tuple[str, ...], number: str) -> None:
     assert error_number(treeopt(*arguments, "--device", "cpu", status=3)) == number
 
 
+def test_four_bits_need_cuda(chat: str) -> None:
+    """A base in 4 bits on a CPU is E402: the environment's fault."""
+    assert "--load-in-4bit" in error_of(
+        "E402", "train", "--model", chat, "--data", "data.jsonl", *TINY, "--load-in-4bit", "-o", "heads", status=4
+    )
+
+
 @looped("command", ["train", "distill"])
 def test_model_without_tokenizer(chat: str, command: str) -> None:
     """Text needs a tokenizer: E304, before anything is written."""
@@ -292,6 +299,7 @@ def test_adapter_mismatch(chat: str) -> None:
         ("--rank", "4"),
         ("--merge", "m"),
         ("--stage", "2", "--heads", "one", "--num-heads", "2"),
+        ("--stage", "2", "--load-in-4bit"),
         ("--stage", "2", "--heads-schedule", "cosine"),
         ("--stage", "3"),
     ],

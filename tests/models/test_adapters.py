@@ -348,6 +348,12 @@ def test_missing_peft(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (error.fix, error.exit_status) == ("pip install peft", 4)
 
 
+def test_not_into_four_bits(llama: Path) -> None:
+    """A quantised base cannot hold merged weights."""
+    with pytest.raises(ValueError, match="4 bits"):
+        load_base(llama / "base", load_in_4bit=True, adapter=llama / "run" / "adapter")
+
+
 def test_note_has_the_ids(trained: Path) -> None:
     """The note has the base's fingerprints and that of the heads in the file; peft's config names rank and layers."""
     note = json.loads((trained / "run" / "adapter" / "treeopt.json").read_text())

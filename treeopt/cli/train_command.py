@@ -56,6 +56,7 @@ _RATE = "Peak of the heads' rate [default: 0.001]; at stage 2 of the adapter's [
 @click.option("--num-heads", type=COUNT, default=5, help="Number of heads.")
 @click.option("--blocks", type=NOT_NEGATIVE, default=1, help="Residual blocks of a head.")
 @click.option("--shared-lm-head", is_flag=True, help="Use the base's LM head: a tenth of the memory, faster steps.")
+@click.option("--load-in-4bit", is_flag=True, help="Quantise the base (needs CUDA and bitsandbytes).")
 @click.option("--length", type=click.IntRange(min=3), default=2048, help="Most tokens of a text.")
 @click.option("--epochs", type=ABOVE_ZERO, default=1.0, help="Passes over the texts.")
 @click.option("--steps", type=COUNT, help="Optimizer steps, in place of --epochs.")
@@ -90,7 +91,7 @@ def run(console: Console, **options: Any) -> None:
 
     _check_outputs(options)
     files = [read_texts(name) for name in options["data"]]
-    base = load_base(options["model"], **loading_options(options))
+    base = load_base(options["model"], **loading_options(options, "load_in_4bit"))
     say_base(console, base)
     check_trees(base)
     if options["merge"] is not None:
@@ -118,6 +119,7 @@ def _check_options(options: dict[str, Any]) -> None:
     if options["heads"] is not None:
         check_belongs(_FORM, "new heads: leave out --heads", holds=False)
     check_belongs(("device_map",), "--stage 1: an adapter is trained on one device", options["stage"] == 1)
+    check_belongs(("load_in_4bit",), "--stage 1: an adapter is merged into whole weights", options["stage"] == 1)
 
 
 def _check_outputs(options: dict[str, Any]) -> None:

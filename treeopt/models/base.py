@@ -284,6 +284,7 @@ def load_base(
     dtype: str = "auto",
     device: str = "auto",
     device_map: DeviceMap | None = None,
+    load_in_4bit: bool = False,
     adapter: str | os.PathLike[str] | None = None,
 ) -> Base:
     """A base model from a folder or the hub.
@@ -295,6 +296,7 @@ def load_base(
         device_map: divides the model among devices, as of transformers: `auto` is all accelerators of this machine, and
             the CPU where there is none; a dictionary has the device of each part by its name, and `cpu` or `disk` for
             weights that are loaded for each forward. None is one device.
+        load_in_4bit: quantise the weights while loading; needs CUDA and the package bitsandbytes.
         adapter: folder of an adapter of this base, as `train_jointly` writes it, which is merged into the weights.
 
     Raises:
@@ -302,11 +304,13 @@ def load_base(
             need code to be run, or lack weights; E214 where the adapter is of another base; E401, E402, E403 where
             package, device or memory are missing, or an adapter is given for offloaded weights; E504 where its logits
             or hidden states are not finite.
-        ValueError: for `device` with `device_map`.
+        ValueError: for an adapter of a base in 4 bits, and for `device` with `device_map`.
     """
     name = os.fspath(name)
+    if adapter is not None and load_in_4bit:
+        raise ValueError("an adapter is merged into the weights, which a base in 4 bits cannot hold exactly")
     read = None if adapter is None else read_adapter(adapter)
-    place, options = placement(device, device_map)
+    place, options = placement(device, device_map, load_in_4bit=load_in_4bit)
     torch_dtype = DTYPES.get(dtype) or (torch.float32 if place.type == "cpu" else "auto")
     if isinstance(torch_dtype, torch.dtype) and eagerly(place, torch_dtype):
         options["attn_implementation"] = "eager"

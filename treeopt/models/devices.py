@@ -7,6 +7,7 @@ host memory or disk: they are on torch's device `meta`, and the hooks load them 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import os
 import threading
@@ -16,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from accelerate.utils import align_module_device
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError, first_line
 
@@ -84,7 +85,9 @@ _POLICIES = ("auto", "balanced", "balanced_low_0", "sequential")  # by which acc
 _HOST = ("cpu", "disk")  # places of offloaded weights, where a map has an accelerator too
 
 
-def placement(device: str, device_map: DeviceMap | None) -> tuple[torch.device, dict[str, Any]]:
+def placement(
+    device: str, device_map: DeviceMap | None, *, load_in_4bit: bool = False
+) -> tuple[torch.device, dict[str, Any]]:
     """The device of the first layers, or one that a map names, and the arguments of `from_pretrained` for it."""
     if device_map is not None and device != "auto":
         raise ValueError(f"device is {device!r} and device_map {device_map!r}: give either of them")
@@ -97,6 +100,8 @@ def placement(device: str, device_map: DeviceMap | None) -> tuple[torch.device, 
         named = [_named(one) for one in dict.fromkeys(device_map.values()) if str(one) != "disk"]
         place = next((one for one in named if one.type != "cpu"), torch.device("cpu"))
         options["device_map"] = dict(device_map)
+    if load_in_4bit:
+        options = {"device_map": {"": place}} | options | _quantised(place)
     return place, options
 
 
@@ -221,3 +226,14 @@ def _named(place: int | str | torch.device) -> torch.device:
             raise unusable(str(place), "there is no accelerator")
         return pick_device(f"{kind.type}:{place}")
     return pick_device(str(place))
+
+
+def _quantised(place: torch.device) -> dict[str, Any]:
+    if place.type != "cuda":
+        what = f"a base in 4 bits needs a CUDA device; this one is {place}"
+        raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix="leave out --load-in-4bit")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        what = "a base in 4 bits needs the package bitsandbytes"
+        raise TreeoptError(Code.PROGRAM_MISSING, what, fix="pip install bitsandbytes")
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    return {"quantization_config": config}
