@@ -87,6 +87,7 @@ def test_policy_with_its_drafter_is_proved_from_its_file(tmp_path: Path) -> None
         assert found.tokens_per_step == wanted.tokens_per_step
 
 
+@pytest.mark.slow
 def test_distill_and_train_from_objects(model: PreTrainedModel, tmp_path: Path) -> None:
     """Answers to a list of prompts, less those that are kept for judging, train heads that load."""
     done = treeopt.distill(model, PROMPTS, tmp_path / "a.jsonl", exclude=["import os"], **SMALL)

@@ -35,6 +35,7 @@ print(json.dumps([[one.tokens, one.step_lengths] for one in made]))
 """
 
 
+@pytest.mark.slow
 def test_decodes_from_a_compiled_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `compile` wrote decodes in a fresh process: the text of stock generate, in the predicted steps."""
     monkeypatch.chdir(tmp_path)

@@ -111,6 +111,7 @@ def test_rows_that_end(captures: CompileCounter, family: str, trees: str) -> Non
     assert captures.frame_count == 1
 
 
+@pytest.mark.slow
 def test_autoregressive_loop(captures: CompileCounter) -> None:
     """The tree of one node is captured like any other."""
     base = long_base("mistral")

@@ -139,6 +139,7 @@ def test_sample_distribution(name: str, dynamic: bool) -> None:
     assert p_value(counted(sampler(name, dynamic, rule), rounds=5), text_probabilities(small_base(), rule)) > ALPHA
 
 
+@pytest.mark.slow
 def test_sample_planted_wrong_rule() -> None:
     """A rule that draws for each child accepts drafts too often: the same test fails."""
     decoder = sampler(MODEL, False, DrawnPerChild())

@@ -34,6 +34,7 @@ from treeopt.tree import Tree
 
 NEW = 30
 KINDS = ("static", "dynamic", "size_cost")
+RULE = Sample(temperature=1.3, top_k=4, top_p=0.9)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +153,7 @@ def test_default_weights_draft_as_the_heads(made: Made) -> None:
 
 
 @pytest.mark.parametrize("kind", but_slow(KINDS, "dynamic"))
-@pytest.mark.parametrize("rule", [Sample(), Sample(temperature=1.3, top_k=4, top_p=0.9)])
+@pytest.mark.parametrize("rule", but_slow([Sample(), RULE], RULE))
 def test_sample_distribution_of_drafters(kind: str, rule: Sample) -> None:
     """Texts are distributed as plain sampling distributes them, whatever drafts and however the tree is chosen."""
     base = small_base()
@@ -163,7 +164,7 @@ def test_sample_distribution_of_drafters(kind: str, rule: Sample) -> None:
 
 
 @pytest.mark.parametrize("num_heads", [1, 3])
-@pytest.mark.parametrize("vocab", [2, 5])
+@pytest.mark.parametrize("vocab", but_slow([2, 5], 2))
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiny_vocabularies(kind: str, vocab: int, num_heads: int) -> None:
     """Vocabularies smaller than every list of candidates, trees and policies larger than what there is to draft."""

@@ -179,6 +179,7 @@ def drafted(seconds: dict[int, float], drafting: dict[int, float]) -> LatencyPro
 
 @looped("seed", range(4))
 @looped("share", [0.1, 0.5, 0.9])
+@pytest.mark.slow
 def test_drafting_is_that_of_the_largest_size(seed: int, share: float) -> None:
     """A step takes the drafting of the policy's largest size: no policy that ends at another size is faster."""
     calibration = traced(seed, sequences=40, exact=True)

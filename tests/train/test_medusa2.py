@@ -173,6 +173,7 @@ def movements(folder: Path, settings: JointSettings) -> tuple[float, float]:
 
 
 @looped("ratio", [4.0, 10.0])
+@pytest.mark.slow
 def test_learning_rates_of_heads_and_adapter(tmp_path: Path, ratio: float) -> None:
     """Adam's first step is as long as the rate: the heads move 4 times (or 10 times) as far as the adapter."""
     settings = dataclasses.replace(JOINT, steps=1, warmup=0.0, learning_rate=1e-3, heads_rate=ratio, holdout=0)
