@@ -94,6 +94,23 @@ def test_work_folder_changes_nothing(tmp_path: Path, base: Base, unbroken: Calib
     assert files_of(tmp_path, run) == files_of(tmp_path, unbroken)
 
 
+def test_traces_of_other_lengths_are_damaged(tmp_path: Path, base: Base) -> None:
+    """A stored chunk of traces whose lengths are not those of the answers is E205, and no array is filled from it."""
+    work = Work(tmp_path / "out.safetensors")
+    whole = work.chunk
+
+    def changed(name: str, make: Callable[[], Any]) -> Any:
+        arrays, data = whole(name, make)
+        if name == "traces-000001":
+            arrays = {**arrays, "lengths": arrays["lengths"] + [1, -1, *[0] * (len(arrays["lengths"]) - 2)]}
+        return arrays, data
+
+    work.chunk = changed  # type: ignore[method-assign]  # of this one
+    with pytest.raises(TreeoptError, match="lengths are not those of the answers") as caught:
+        calibrate(base, work)
+    assert caught.value.code is Code.RESUME_INVALID
+
+
 OTHER: dict[str, tuple[dict[str, Any], str]] = {
     "batch size": ({"batch_size": 3}, "batch_size"),
     "tokens": ({"max_new_tokens": 9}, "max_new_tokens"),

@@ -15,10 +15,12 @@ from tiny import chat_base, random_heads, tiny_base
 from treeopt.calibrate.pipeline import (
     CalibrationOptions,
     Job,
+    _check_rows,
     _put,
     answer_shard,
     as_calibration,
     calibrate,
+    check_whole,
     job_of,
     run_calibration,
 )
@@ -32,6 +34,7 @@ from treeopt.progress import Progress, silent
 from treeopt.runs.processes import Processes
 from treeopt.runs.shards import Shard
 from treeopt.runs.work import Chunk, Work
+from treeopt.texts.encode import Text
 
 
 @looped("options, sampled, greedy, answers", [
@@ -46,6 +49,21 @@ def test_origin_of_answers(options: Any, sampled: bool, greedy: bool, answers: s
     chosen = CalibrationOptions(**options)
     assert (chosen.sampled, chosen.greedy, chosen.answers) == (sampled, greedy, answers)
     assert (chosen.responses, chosen.steps) == (bool(options.get("responses")), False)
+
+
+def test_chunks_of_other_texts_are_refused() -> None:
+    """Lengths are those of the answers, and every array has a row for each token."""
+    lengths, rows = np.array([2, 1]), np.zeros((3, 4), np.uint8)
+    _check_rows({"lengths": lengths, "ranks": rows, "probability": rows}, [2, 1])
+    for arrays, given in (
+        ({"lengths": lengths, "ranks": rows}, [1, 2]),
+        ({"lengths": lengths, "ranks": rows[:2]}, [2, 1]),
+        ({"lengths": lengths, "ranks": rows, "probability": rows[:2]}, [2, 1]),
+        ({"ranks": rows}, [2, 1]),
+    ):
+        with pytest.raises(TreeoptError) as caught:
+            _check_rows(arrays, given)
+        assert caught.value.code is Code.RESUME_INVALID
 
 
 def test_rows_of_a_chunk_go_to_their_texts() -> None:
@@ -64,6 +82,21 @@ def test_calibration_of_no_text() -> None:
     none = as_calibration([], [], 7, Provenance("m", "i", "", "", {}, {}, {}), levels=3)
     assert (none.ranks.shape, none.offsets.tolist(), none.top_k, none.sequences) == ((0, 3), [0], 7, 0)
     assert as_calibration([], [], 7, Provenance("m", "i", "", "", {}, {}, {})).ranks.shape == (0, 1)
+
+
+def test_texts_of_a_run() -> None:
+    """Each text is there once, of the prompts of the run, and the longest answer is within the budget."""
+    texts = [Text(f"p:{i}", [1], answer) for i, answer in enumerate(([2, 3, 4], [5]))]
+    names = [text.prompt_id for text in texts]
+    check_whole(texts, names, 3)
+    for some, ids, budget in (
+        (texts, names, 2),
+        (texts, names[:1], 3),
+        (texts[:1], names, 3),
+        ([*texts, texts[0]], names, 3),
+    ):
+        with pytest.raises(RuntimeError, match=f"{len(some)} texts with answers of up to 3 tokens"):
+            check_whole(some, ids, budget)
 
 
 def test_step_traces_are_those_of_the_drafter() -> None:

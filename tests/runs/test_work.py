@@ -26,7 +26,7 @@ from treeopt.cli.console import Console
 from treeopt.cli.work_options import ending_work
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.tensors import write_arrays
-from treeopt.runs.shards import ANSWERS_SCHEMA, AnswerShard, Shard, save_answers
+from treeopt.runs.shards import ANSWERS_SCHEMA, AnswerShard, Shard, load_answers, save_answers
 from treeopt.runs.work import Chunk, Work, chunk_name, pack_rows, unpack_rows
 
 SETTINGS = {"batch_size": 2, "learning": {"seed": 0}, "rows": [0, 7]}
@@ -396,6 +396,34 @@ def test_names_of_other_files_are_refused(tmp_path: Path, name: str) -> None:
     assert error.code is Code.FILE_INVALID
     assert "damaged header" in error.what
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@looped(
+    ("numbers", "index", "count", "batches"),
+    [
+        ([0, 2], 0, 1, 2),  # a number that is not below the batches
+        ([0], 0, 1, 2),  # one is missing
+        ([0, 1], 0, 2, 4),  # 1 belongs to the other shard
+        ([1, 3, 5], 1, 2, 4),  # one too many
+        ([], 0, 3, 1),
+        ([0], 0, 1, 10**15),
+        ([0], 0, 1, -1),
+    ],
+)
+def test_chunks_are_the_batches_of_the_shard(
+    tmp_path: Path, numbers: list[int], index: int, count: int, batches: int
+) -> None:
+    """A missing batch, one of another shard and one beyond the last are E203."""
+    names = [f"answers-{number:06}" for number in numbers]
+    file = crafted(tmp_path / "s.safetensors", names, index=index, count=count, batches=batches)
+    assert refusal_of(load_answers, file).code is Code.FILE_INVALID
+
+
+def test_number_with_more_digits_is_another_name(tmp_path: Path) -> None:
+    """Batch 1 has one name, so that no batch is there twice."""
+    file = crafted(tmp_path / "s.safetensors", ["answers-000000", "answers-0000001"])
+    with pytest.raises(TreeoptError, match="there is no answers-000001"):
+        load_answers(file)
 
 
 def test_whole_shards_are_read_back(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_h
 from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress, silent
 from treeopt.runs.shards import AnswerShard, CalibrationShard, Shard, answers_name
-from treeopt.runs.work import ALONE, BatchRun, Chunk, Work, pack_rows, unpack_rows
+from treeopt.runs.work import ALONE, BatchRun, Chunk, Work, damaged_part, pack_rows, unpack_rows
 from treeopt.texts.answers import AnswerOptions, answer_batch, answer_batches, collect
 from treeopt.texts.encode import Encoded, Text, encode_prompts
 from treeopt.texts.prompts import GivenPrompts, PromptSet, Skipped, as_prompt_set
@@ -212,6 +212,8 @@ def calibrate(job: Job) -> CalibrationRun | None:
     if traced is None:
         return None
     skipped, cut, shard = begun.encoded.skipped, begun.encoded.answers_cut, job.options.shard
+    budget = job.options.max_new_tokens
+    check_whole(texts, [text.prompt_id for batch in begun.batches.values() for text in batch], budget)
     provenance = provenance_of(job, job.drafter_id if learned is None else learned.drafter.id)
     calibration = as_calibration(texts, traced, job.top_k, provenance, levels=levels)
     num_heads = 0 if job.heads is None else job.heads.num_heads
@@ -335,6 +337,7 @@ def _traced(
     whole: dict[str, NDArray[Any]] = {}
     done = hits = trials = 0
     for (arrays, _), places in zip(made, of_batch.values(), strict=True):
+        _check_rows(arrays, [len(texts[place].answer) for place in places])
         _put(whole, arrays, ends, places)
         hits += int(np.count_nonzero(arrays["ranks"][:, 0] == 0))
         trials += int(np.count_nonzero(arrays["ranks"][:, 0] != NONE))
@@ -358,6 +361,14 @@ def _trace(job: Job, batch: Sequence[Text], proposers: Mapping[str, Proposer], d
     parts = [one.arrays() for one in traced]
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return {**arrays, _LENGTHS: np.array([len(one.ranks) for one in traced], np.int64)}, {}
+
+
+def _check_rows(arrays: Arrays, lengths: Sequence[int]) -> None:
+    """Raise E205 unless the arrays of a chunk hold the rows of texts with answers of these lengths."""
+    if not np.array_equal(arrays.get(_LENGTHS, ()), lengths):
+        raise damaged_part("its lengths are not those of the answers")
+    if any(len(rows) != sum(lengths) for name, rows in arrays.items() if name != _LENGTHS):
+        raise damaged_part("its traces are not of the answers' tokens")
 
 
 def _put(whole: dict[str, NDArray[Any]], arrays: Arrays, ends: NDArray[np.int64], places: Sequence[int]) -> None:
@@ -388,6 +399,15 @@ def as_calibration(
         steps=joined([one.steps for one in traced]),
         target=joined([one.target for one in traced]),
     )
+
+
+def check_whole(texts: Sequence[Text], prompt_ids: Sequence[str], budget: int) -> None:
+    """Raise RuntimeError, for a fault of this program, unless the texts are those of a run, each of them once."""
+    found = {text.prompt_id for text in texts}
+    longest = max((len(text.answer) for text in texts), default=0)
+    if len(found) < len(texts) or {text.dialogue for text in texts} != set(prompt_ids) or longest > budget:
+        what = f"{len(texts)} texts with answers of up to {longest} tokens"
+        raise RuntimeError(f"{what} are not those of {len(prompt_ids)} prompts with up to {budget} new tokens")
 
 
 def _token_hash(tokens: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from treeopt.files.calibrations import Contents, calibration_from, content_of
 from treeopt.files.configurations import KEY
 from treeopt.files.strict_yaml import Schema, of_json, reading
 from treeopt.files.tensors import read_arrays, write_arrays
-from treeopt.runs.work import ROWS, Chunk, chunk_name
+from treeopt.runs.work import ROWS, Chunk, chunk_name, rows_fault
 
 SCHEMA = "treeopt.shard/1"
 ANSWERS_SCHEMA = "treeopt.answers/1"
@@ -85,6 +85,9 @@ class AnswerShard:
         settings: all that the answers and the rest of the run depend on; equal in all shards of the run.
         chunks: the answers of each batch of the shard, by the name that `answers_name` gives its number.
         configuration: of the command that writes the file; none outside of commands.
+
+    Raises:
+        ValueError: unless there are the chunks of all batches of the shard, and no others.
     """
 
     shard: Shard
@@ -92,6 +95,14 @@ class AnswerShard:
     settings: Mapping[str, Any]
     chunks: Mapping[str, Chunk]
     configuration: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        numbers = range(self.shard.index, self.batches, self.shard.count)
+        if len(numbers) != len(self.chunks):  # compared first, as the number of batches in a file may be any
+            raise ValueError(f"{len(self.chunks)} batches; shard {self.shard} of {self.batches} has {len(numbers)}")
+        missing = next((name for name in map(answers_name, numbers) if name not in self.chunks), None)
+        if missing is not None:
+            raise ValueError(f"there is no {missing}, a batch of shard {self.shard}")
 
 
 class _ShardPart(Schema):
@@ -169,5 +180,8 @@ def load_answers(path: str | os.PathLike[str]) -> AnswerShard:
     with reading(path, "shard of answers"):
         header = of_json(_AnswerHeader, found)
         chunks = {name: ({key: arrays[f"{name}/{key}"] for key in ROWS}, data) for name, data in header.chunks.items()}
+        fault = next(filter(None, (rows_fault(rows) for rows, _ in chunks.values())), "")
+        if fault:
+            raise ValueError(fault)
         shard = Shard(header.shard, header.shards)
         return AnswerShard(shard, header.batches, header.settings, chunks, header.configuration)

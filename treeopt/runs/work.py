@@ -63,10 +63,24 @@ def pack_rows(rows: Sequence[Sequence[int]], **data: Any) -> Chunk:
 
 
 def unpack_rows(chunk: Chunk) -> list[list[int]]:
-    """The rows of a chunk that `pack_rows` made."""
+    """The rows of a chunk that `pack_rows` made; E205 where it has none."""
     arrays, _ = chunk
+    fault = rows_fault(arrays)
+    if fault:
+        raise damaged_part(fault)
     ends = np.cumsum(arrays["lengths"])
     return [arrays["numbers"][end - length : end].tolist() for end, length in zip(ends, arrays["lengths"], strict=True)]
+
+
+def rows_fault(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """What makes arrays no rows of `pack_rows`, for a message; empty where nothing does."""
+    for name in ROWS:
+        if name not in arrays or arrays[name].ndim != 1 or arrays[name].dtype != np.int64:
+            return f"it has no {name} of int64"
+    numbers, lengths = (arrays[name] for name in ROWS)
+    if np.any(lengths < 0) or np.any(lengths > len(numbers)) or int(lengths.sum()) != len(numbers):
+        return f"its lengths are not those of {len(numbers)} numbers"
+    return ""
 
 
 class BatchRun(Generic[T]):
@@ -416,3 +430,9 @@ def damaged(place: Path, what: str, *, at: str = "", fix: str = "") -> TreeoptEr
     why = "files that this run did not write are neither continued nor deleted"
     fix = fix or f"restore {place.name}, or start again with --force, which deletes the unfinished run"
     return TreeoptError(Code.RESUME_INVALID, f"{place} {what}", at=at or str(place), why=why, fix=fix)
+
+
+def damaged_part(fault: str) -> TreeoptError:
+    """E205 for a stored chunk that is not what its run needs."""
+    what = f"a part of the unfinished run is damaged: {fault}"
+    return TreeoptError(Code.RESUME_INVALID, what, fix="start again with --force, which deletes the unfinished run")
