@@ -33,7 +33,6 @@ from treeopt.defaults import (
 )
 from treeopt.engines import ENGINES
 from treeopt.files.outputs import TREE
-from treeopt.models.origins import profile_for_others
 from treeopt.progress import late
 
 if TYPE_CHECKING:
@@ -123,6 +122,7 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     """One tree for all steps."""
     from treeopt.export.lint import build_for
     from treeopt.files.trees import save_tree
+    from treeopt.models.origins import profile_for_others
     from treeopt.optimize.build_job import run_job
 
     job = _job(options)
@@ -192,6 +192,7 @@ def _run_dynamic(console: Console, options: dict[str, Any]) -> None:
 def _policy(console: Console, options: dict[str, Any], calibration: Calibration) -> tuple[TreePolicy, bool]:
     """The policy of the given size, or the fastest one by the profile, and whether it is faster than plain decoding."""
     from treeopt.files.profiles import load_profile
+    from treeopt.models.origins import profile_for_others
     from treeopt.optimize.budget import fastest
     from treeopt.optimize.per_step import build_policy, fastest_policy, policy_budget
 

@@ -10,7 +10,6 @@ from treeopt.cli.facts import Column, Fact, Part, Table, milliseconds, picked
 from treeopt.cli.learn_command import reliability_text
 from treeopt.defaults import KINDS, ONE_NODE
 from treeopt.errors import counted
-from treeopt.models.origins import profile_for_others
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
@@ -158,6 +157,8 @@ def report_policy(console: Console, policy: TreePolicy, plan: Plan, calibration:
 
 def report_choice(console: Console, choice: DrafterChoice, batch: int, output: str) -> None:
     """Print the candidates, and the fastest of them."""
+    from treeopt.models.origins import profile_for_others
+
     plan, best = choice.plan, choice.best
     pays = plan.nodes > ONE_NODE
     assert plan.expected is not None

@@ -34,7 +34,6 @@ from treeopt.defaults import (
     WEIGHTS,
 )
 from treeopt.files.outputs import PICTURE, write_marked
-from treeopt.models.origins import profile_for_others
 from treeopt.progress import late
 
 if TYPE_CHECKING:
@@ -66,6 +65,7 @@ def run(console: Console, **options: Any) -> None:
     Per-step trees (--kind dynamic) are not fitted to the traces.
     """
     from treeopt.files.calibrations import load_calibration
+    from treeopt.models.origins import profile_for_others
     from treeopt.optimize.budget import check_priced
 
     if not options["profile"] and (options["batch"] != 1 or options["context"]):
