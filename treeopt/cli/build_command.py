@@ -61,7 +61,7 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
 
 
 @command("build")
-@calibrations_option("Traces, from `treeopt calibrate`; several are joined as by `treeopt merge`.")
+@calibrations_option("Traces, from `treeopt calibrate`; several of one drafter are joined as by `treeopt merge`.")
 @click.option("--drafter", type=click.Choice([AUTO]), help="auto: the fastest drafter, kind and size of all.")
 @click.option("--nodes", type=_Nodes(), default=64, help=_NODES_HELP)
 @click.option(

@@ -70,7 +70,7 @@ def timed_for_others(drafter: Drafter, base: Base) -> Iterator[str]:
             f"size may be faster, or none (--dtype {timed}, or treeopt learn --dtype {dtype})"
         )
     elif drafter.timed_compiled and not base.compile:
-        yield "the drafter's tree was timed with --compile, and is the fastest with it"
+        yield "warning: the drafter's tree was timed with --compile, and is the fastest with it"
 
 
 def profile_for_others(profile: LatencyProfile | None, calibration: Calibration) -> Iterator[str]:

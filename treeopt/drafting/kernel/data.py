@@ -6,6 +6,7 @@ They are named tuples of arrays, which numba takes apart. The kernel reads no ot
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import numpy as np
@@ -99,7 +100,7 @@ class Shape(NamedTuple):
     last: Ints  # [N], one beyond the last child; `first` where there is none
 
 
-class KernelSource:
+class KernelSource(ABC):
     """A drafter whose candidates the kernel scores; of each set of logits K log-probabilities are `known`."""
 
     def __init__(self, drafter: Drafter, vocab_size: int, logits_name: str, logits_of: str) -> None:
@@ -115,9 +116,9 @@ class KernelSource:
         """The arrays of the record."""
         return record_arrays(self.drafter)
 
+    @abstractmethod
     def logits(self, states: Tensor, depth: int, known: Tensor | None = None) -> Tensor:
         """For `KernelSession`, float [at most depth, B, V] at states [B, d], where the base's logits may be known."""
-        raise NotImplementedError  # abstract: each proposer has its own source of logits
 
 
 class Kernel(NamedTuple):

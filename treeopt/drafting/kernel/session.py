@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -193,9 +194,9 @@ class KernelRows(ProposerSession):
         cut = {name: getattr(grown, name)[:, :most] for name in ("tokens", "parents", "depths", "log_probability")}
         return grown._replace(**cut)
 
+    @abstractmethod
     def grown(self, limits: SizeLimits) -> Expansion:
-        """The trees of the likeliest nodes of each row."""
-        raise NotImplementedError  # abstract: the kernel grows whole trees, a draft model level by level
+        """The trees of the likeliest nodes of each row: whole by the kernel, level by level by a draft model."""
 
     def compile(self, grown: Expansion, nodes: int, depth: int, roots: Tensor) -> Drafts:
         """The first nodes of the trees as drafts, by one transfer to the device."""
