@@ -11,7 +11,7 @@ from torch import Tensor
 
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import ProposerSession
-from treeopt.drafting.kernel.data import KernelSource
+from treeopt.drafting.kernel.data import LogitsSource
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.compatibility import check_states_fit, heads_like
@@ -22,7 +22,7 @@ from treeopt.ngram_table import CONTEXT
 HEAD_SOURCE, LM_HEAD_SOURCE = "head", "LM head"  # names of logits, for `ProposerSession.sources`
 
 
-class RecordProposer(KernelSource):
+class RecordProposer(LogitsSource):
     """A drafter record, and the model that it drafts for; without heads the LM head serves in the first levels.
 
     E101 where the record needs heads and none are given, E212 where the heads do not fit the base, E223 where the

@@ -100,7 +100,7 @@ class Shape(NamedTuple):
     last: Ints  # [N], one beyond the last child; `first` where there is none
 
 
-class KernelSource(ABC):
+class KernelSource:
     """A drafter whose candidates the kernel scores; of each set of logits K log-probabilities are `known`."""
 
     def __init__(self, drafter: Drafter, vocab_size: int, logits_name: str, logits_of: str) -> None:
@@ -115,6 +115,10 @@ class KernelSource(ABC):
     def record(self) -> Record:
         """The arrays of the record."""
         return record_arrays(self.drafter)
+
+
+class LogitsSource(KernelSource, ABC):
+    """One whose logits are known when a step begins; a draft model's are not, as it runs level by level."""
 
     @abstractmethod
     def logits(self, states: Tensor, depth: int, known: Tensor | None = None) -> Tensor:

@@ -28,7 +28,17 @@ from treeopt.drafting.interface import (
 )
 from treeopt.drafting.kernel import trees
 from treeopt.drafting.kernel.compiled import note_compilation
-from treeopt.drafting.kernel.data import MAX_PARENTS, Kernel, KernelSource, Scratch, Shape, StepArrays, Texts, new_work
+from treeopt.drafting.kernel.data import (
+    MAX_PARENTS,
+    Kernel,
+    KernelSource,
+    LogitsSource,
+    Scratch,
+    Shape,
+    StepArrays,
+    Texts,
+    new_work,
+)
 from treeopt.drafting.kernel.nodes import begin_row, context_row, count_votes, index_up_to, likeliest_voted, matches
 from treeopt.drafting.kernel.trees import Ranked, Sizes
 from treeopt.errors import Code, TreeoptError
@@ -298,7 +308,9 @@ def shape_of(tree: Buffers) -> Shape:
 
 
 class KernelSession(KernelRows):
-    """A session whose logits are known when a step begins: `KernelSource.logits` of the states of the roots."""
+    """A session whose logits are known when a step begins: `LogitsSource.logits` of the states of the roots."""
+
+    source: LogitsSource
 
     def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor:
         packed = top_logprobs(self.source.logits(states, self.depth, logits), self.source.known)
