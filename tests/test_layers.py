@@ -39,6 +39,7 @@ RECORDS = {
     "ngram_table",
     "engines",
     "errors",
+    "facts",
     "latency",
     "policy",
     "progress",

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console
-from treeopt.cli.facts import Column, Fact, Part, Table, milliseconds, picked
 from treeopt.cli.learn_command import reliability_text
 from treeopt.defaults import KINDS, ONE_NODE
 from treeopt.errors import counted
+from treeopt.facts import Column, Fact, Part, Table, milliseconds, picked
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration

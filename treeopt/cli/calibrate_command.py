@@ -25,7 +25,6 @@ from treeopt.cli.drafters import (
     uses_heads,
     warn_no_trees,
 )
-from treeopt.cli.facts import Column, Table, percent, picked
 from treeopt.cli.learn_command import announce_learning, chain_parts, learned_as_dict, reliability_text, report_learned
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import check_outputs, chosen_prompts, load_models, model_options, prompt_options, say_prompts
@@ -40,6 +39,7 @@ from treeopt.cli.work_options import (
 )
 from treeopt.defaults import CALIBRATION_FILE, DEFAULT_TOP_K, HEADS, KINDS, MODEL, NGRAM
 from treeopt.errors import Code, TreeoptError, counted
+from treeopt.facts import Column, Table, percent, picked
 
 if TYPE_CHECKING:
     from treeopt.calibrate.pipeline import CalibrationOptions

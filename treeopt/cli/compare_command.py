@@ -12,7 +12,6 @@ import click
 from treeopt.cli.checks import check_inputs, check_suffix, origin_of
 from treeopt.cli.console import Console, command, skipped_text, threads
 from treeopt.cli.drafters import draft_option, load_draft_model, model_alone
-from treeopt.cli.facts import Column, Table, attribute, picked, shown
 from treeopt.cli.numbers import SEED
 from treeopt.cli.options import (
     check_outputs,
@@ -28,6 +27,7 @@ from treeopt.cli.options import (
 from treeopt.cli.processes import division_of, is_one_of_several, nproc_option
 from treeopt.defaults import STEP_SIZES
 from treeopt.errors import counted
+from treeopt.facts import Column, Table, attribute, picked, shown
 from treeopt.files.bundled import POCKET_DRAFT
 from treeopt.files.outputs import PICTURE, write_marked
 

@@ -8,8 +8,8 @@ import click
 
 import treeopt
 from treeopt.cli.console import Console, command
-from treeopt.cli.facts import picked
 from treeopt.cli.options import check_outputs, force_option
+from treeopt.facts import picked
 from treeopt.files.outputs import BUFFERS
 
 

@@ -23,10 +23,10 @@ from treeopt.cli.configuration import (
     configuration_of,
 )
 from treeopt.cli.examples import EXAMPLES
-from treeopt.cli.facts import Part, keyed, lines
 from treeopt.cli.processes import follows, is_passed_on, join_team
 from treeopt.cli.terminal import bar, echo, echo_json, heartbeat, printable_cell, show_messages
 from treeopt.errors import EXIT_BUG, TreeoptError, counted, error_of, system_error
+from treeopt.facts import Part, keyed, lines
 from treeopt.files.configurations import MADE_BY
 from treeopt.progress import Progress, silent
 

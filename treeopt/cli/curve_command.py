@@ -10,7 +10,6 @@ import click
 from treeopt.cli.build_report import by_one_growth, texts_of, warn_few_texts
 from treeopt.cli.checks import check_static_only, check_suffix, given
 from treeopt.cli.console import Console, command
-from treeopt.cli.facts import Column, Table
 from treeopt.cli.options import (
     calibration_option,
     check_outputs,
@@ -33,6 +32,7 @@ from treeopt.defaults import (
     VALUES,
     WEIGHTS,
 )
+from treeopt.facts import Column, Table
 from treeopt.files.outputs import PICTURE, write_marked
 from treeopt.progress import late
 

@@ -10,7 +10,6 @@ import treeopt
 from treeopt.cli.checks import check_apart, check_belongs, check_inputs
 from treeopt.cli.console import Console, command, skipped_text
 from treeopt.cli.drafters import warn_no_trees
-from treeopt.cli.facts import picked
 from treeopt.cli.numbers import COUNT, SEED, Temperature
 from treeopt.cli.options import (
     adapter_option,
@@ -23,6 +22,7 @@ from treeopt.cli.options import (
 )
 from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_work, work_options
 from treeopt.errors import counted
+from treeopt.facts import picked
 from treeopt.files.configurations import write_note
 
 if TYPE_CHECKING:

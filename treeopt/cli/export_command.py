@@ -10,9 +10,9 @@ import click
 
 from treeopt.cli.checks import check_apart, check_suffix, option_of
 from treeopt.cli.console import Console, command
-from treeopt.cli.facts import Column, Part, Table, picked
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.engines import ENGINES, SETTINGS
+from treeopt.facts import Column, Part, Table, picked
 from treeopt.files.atomic import write_bytes, write_text
 from treeopt.files.configurations import write_note
 

@@ -7,9 +7,9 @@ import click
 import treeopt
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
-from treeopt.cli.facts import picked
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.errors import counted
+from treeopt.facts import picked
 from treeopt.files.outputs import TREE
 
 

@@ -12,7 +12,6 @@ from treeopt.cli.checks import check_inputs
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command, skipped_text
 from treeopt.cli.drafters import LEARNED, WITH_TABLE, chosen_drafter, draft_option, learning_options, load_draft_model
-from treeopt.cli.facts import Column, Fact, Part, Table, milliseconds, picked
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import (
     check_outputs,
@@ -27,6 +26,7 @@ from treeopt.cli.options import (
 from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_work, work_options
 from treeopt.defaults import DRAFTER_FILE, HEADS_NGRAM, LEARN_SIZES, MODEL, NGRAM, STEP_SIZES
 from treeopt.errors import counted
+from treeopt.facts import Column, Fact, Part, Table, milliseconds, picked
 
 if TYPE_CHECKING:
     from treeopt.drafting.learn import Learned

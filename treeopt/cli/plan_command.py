@@ -11,7 +11,6 @@ from treeopt.cli.build_report import by_one_growth
 from treeopt.cli.checks import check_alone, check_once, check_suffix
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
-from treeopt.cli.facts import Column, Part, Table, picked
 from treeopt.cli.numbers import FiniteRange, numbers_option
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.cli.plan_inputs import (
@@ -23,6 +22,7 @@ from treeopt.cli.plan_inputs import (
     profile_source,
 )
 from treeopt.defaults import ATTENTIONS, KINDS
+from treeopt.facts import Column, Part, Table, picked
 from treeopt.files.outputs import PICTURE, write_marked
 from treeopt.plan.devices import BYTES, DEVICES
 

@@ -13,10 +13,10 @@ import click
 from treeopt.cli.checks import check_apart, check_belongs
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import warn_edited
-from treeopt.cli.facts import Column, Fact, Part, Table, picked
 from treeopt.defaults import HEADS, KINDS, MAX_NODES
 from treeopt.engines import ENGINES
 from treeopt.errors import EXIT_INPUT, Code, TreeoptError, counted
+from treeopt.facts import Column, Fact, Part, Table, picked
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration

@@ -12,7 +12,6 @@ import click
 from treeopt.cli.checks import check_belongs, check_inputs, origin_of
 from treeopt.cli.console import Console, command, skipped_text, threads
 from treeopt.cli.drafters import chosen_plan, load_with_prompts, plan_options
-from treeopt.cli.facts import Column, Fact, Part, Table, attribute, percent, picked
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import (
     GREEDY,
@@ -27,6 +26,7 @@ from treeopt.cli.options import (
 )
 from treeopt.cli.processes import division_of, nproc_option
 from treeopt.errors import counted
+from treeopt.facts import Column, Fact, Part, Table, attribute, percent, picked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
