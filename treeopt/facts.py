@@ -28,6 +28,11 @@ def milliseconds(value: float) -> str:
     return f"{value * 1e3:.2f} ms"
 
 
+def threads(number: int | str) -> str:
+    """The number of threads of a measurement: `1 thread`, `2 threads`."""
+    return f"{number} thread" if int(number) == 1 else f"{number} threads"
+
+
 def attribute(record: Any, names: str) -> Any:
     """An attribute of an attribute (`plan.depth`); None where one on the way is None."""
     for name in names.split("."):

@@ -17,10 +17,10 @@ from program import treeopt
 
 from treeopt.cli.app import program
 from treeopt.cli.console import Console
-from treeopt.cli.validate_command import lossless_rows
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import DraftMetrics, Step
 from treeopt.evaluate.baselines import Baseline, Call, Run, with_generate
+from treeopt.evaluate.validation_report import lossless_rows
 from treeopt.files.trees import plan_id, save_tree
 from treeopt.models.base import Base, load_base
 from treeopt.models.head_files import load_heads

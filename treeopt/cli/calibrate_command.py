@@ -13,7 +13,7 @@ import click
 import treeopt
 from treeopt.cli.checks import check_belongs, check_inputs
 from treeopt.cli.configuration import with_configuration
-from treeopt.cli.console import Console, command, skipped_text
+from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import (
     LEARNED,
     WITH_DRAFT,
@@ -240,6 +240,7 @@ _SHOWN_RANKS = 4
 
 def report_calibration(console: Console, run: CalibrationRun, output: str, drafter_output: str | None) -> None:
     from treeopt.optimize.per_step import calibration_error
+    from treeopt.texts.prompts import skipped_text
 
     calibration, learned = run.calibration, run.learned
     top_k = min(DEFAULT_TOP_K, calibration.top_k)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.checks import check_inputs, check_suffix, origin_of
-from treeopt.cli.console import Console, command, skipped_text, threads
+from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import draft_option, load_draft_model, model_alone
 from treeopt.cli.numbers import SEED
 from treeopt.cli.options import (
@@ -27,7 +27,7 @@ from treeopt.cli.options import (
 from treeopt.cli.processes import division_of, is_one_of_several, nproc_option
 from treeopt.defaults import STEP_SIZES
 from treeopt.errors import counted
-from treeopt.facts import Column, Table, attribute, picked, shown
+from treeopt.facts import Column, Table, attribute, picked, shown, threads
 from treeopt.files.bundled import POCKET_DRAFT
 from treeopt.files.outputs import PICTURE, write_marked
 
@@ -159,6 +159,8 @@ def _share(row: Row) -> str:
 
 def _report(console: Console, found: Comparison) -> None:
     """Print one line a method, the figures by category and turn, and what they are of."""
+    from treeopt.texts.prompts import skipped_text
+
     best, dtype = found.recommended, found.made_by["dtype"]
     exact = dtype == "float32"
     equal = "lossless" if exact else f"equal in {dtype}"

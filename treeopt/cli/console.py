@@ -25,14 +25,13 @@ from treeopt.cli.configuration import (
 from treeopt.cli.examples import EXAMPLES
 from treeopt.cli.processes import follows, is_passed_on, join_team
 from treeopt.cli.terminal import bar, echo, echo_json, heartbeat, printable_cell, show_messages
-from treeopt.errors import EXIT_BUG, TreeoptError, counted, error_of, system_error
+from treeopt.errors import EXIT_BUG, TreeoptError, error_of, system_error
 from treeopt.facts import Part, keyed, lines
 from treeopt.files.configurations import MADE_BY
 from treeopt.progress import Progress, silent
 
 # In a context's meta: errors pass through, to the command that runs this one. False where its notes are left out, too.
 RAISING = "treeopt.raising"
-_SHOWN_SKIPPED = 5
 _BUG = "bug"  # in place of the number of an error
 
 
@@ -261,19 +260,3 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.
         return made
 
     return decorate
-
-
-def skipped_text(skipped: Sequence[Any]) -> str | None:
-    """The prompts that were skipped (records with prompt_id, tokens and reason); None where there are none."""
-    from treeopt.texts.prompts import row_of
-
-    if not skipped:
-        return None
-    named = [f"{row_of(s.prompt_id)} ({s.reason}, {s.tokens} tokens)" for s in skipped[:_SHOWN_SKIPPED]]
-    more = f" and {len(skipped) - _SHOWN_SKIPPED} more" if len(skipped) > _SHOWN_SKIPPED else ""
-    return f"skipped {counted(len(skipped), 'prompt')}: {', '.join(named)}{more}"
-
-
-def threads(number: int | str) -> str:
-    """The number of threads of a measurement: `1 thread`, `2 threads`."""
-    return f"{number} thread" if int(number) == 1 else f"{number} threads"

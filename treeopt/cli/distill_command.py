@@ -8,7 +8,7 @@ import click
 
 import treeopt
 from treeopt.cli.checks import check_apart, check_belongs, check_inputs
-from treeopt.cli.console import Console, command, skipped_text
+from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import warn_no_trees
 from treeopt.cli.numbers import COUNT, SEED, Temperature
 from treeopt.cli.options import (
@@ -91,6 +91,8 @@ def _prompts(console: Console, options: dict[str, Any]) -> PromptSet | treeopt.S
 
 
 def _report(console: Console, done: Distilled, output: str) -> None:
+    from treeopt.texts.prompts import skipped_text
+
     console.say(f"{counted(done.rows, 'answer')}, {done.tokens} tokens")
     if done.ended_early:
         ended = counted(done.ended_early, "conversation")

@@ -10,7 +10,7 @@ import click
 import treeopt
 from treeopt.cli.checks import check_inputs
 from treeopt.cli.configuration import with_configuration
-from treeopt.cli.console import Console, command, skipped_text
+from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import LEARNED, WITH_TABLE, chosen_drafter, draft_option, learning_options, load_draft_model
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import (
@@ -221,6 +221,8 @@ def _drafter(options: Mapping[str, Any]) -> str:
 
 
 def _report(console: Console, found: LearnedDrafter, output: str, base: Base, loaded: LoadedHeads | None) -> None:
+    from treeopt.texts.prompts import skipped_text
+
     learned = found.run.learned
     assert learned is not None
     report_learned(console, learned, found.run.calibration.positions)

@@ -10,12 +10,12 @@ import click
 
 from treeopt.cli.checks import check_inputs
 from treeopt.cli.configuration import with_configuration
-from treeopt.cli.console import Console, command, threads
+from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import draft_option, drafter_file_option, load_draft_model, uses_heads
 from treeopt.cli.numbers import numbers_option
 from treeopt.cli.options import check_outputs, compile_option, dtypes_of, force_option, load_models, model_options
 from treeopt.defaults import KINDS, ONE_NODE, PROFILE_CONTEXT, PROFILE_FILE, PROFILE_NODES, PROFILE_REPEATS
-from treeopt.facts import Column, Part, Table
+from treeopt.facts import Column, Part, Table, threads
 
 if TYPE_CHECKING:
     from treeopt.drafter import Drafter

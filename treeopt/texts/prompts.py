@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.errors import Code, TreeoptError, counted, first_line
 from treeopt.files import strict_yaml
 from treeopt.files.bundled import prompt_sets
 from treeopt.files.read import MOST_TEXT, parse_json, read_bytes
@@ -37,6 +37,7 @@ _EXAMPLES = {
     "prompt": '{"prompt": "..."}',
     "text": '{"text": "..."}',
 }
+_SHOWN_SKIPPED = 5
 _SHOWN_FIELDS = 200  # characters of a row's field names
 _TEXT = "a text that is not empty"
 FORMATS = (".json", ".jsonl", ".txt", ".parquet")
@@ -175,6 +176,15 @@ def row_of(prompt_id: str) -> str:
     """The row of a prompt in its file, and its turn from the second on."""
     row, _, turn = prompt_id.partition(":")[2].partition(".")
     return f"row {int(row)}" + (f" turn {int(turn)}" if turn else "")
+
+
+def skipped_text(skipped: Sequence[Skipped]) -> str | None:
+    """The prompts that were skipped; None where there are none."""
+    if not skipped:
+        return None
+    named = [f"{row_of(s.prompt_id)} ({s.reason}, {s.tokens} tokens)" for s in skipped[:_SHOWN_SKIPPED]]
+    more = f" and {len(skipped) - _SHOWN_SKIPPED} more" if len(skipped) > _SHOWN_SKIPPED else ""
+    return f"skipped {counted(len(skipped), 'prompt')}: {', '.join(named)}{more}"
 
 
 def as_prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) -> Prompt:
