@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.build_report import report_choice, report_policy, report_tree
 from treeopt.cli.checks import check_belongs, check_static_only, check_suffix, given
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
@@ -120,10 +119,11 @@ command = run
 
 def _run_static(console: Console, options: dict[str, Any]) -> None:
     """One tree for all steps."""
-    from treeopt.export.lint import build_for
+    from treeopt.export.lint import build_for, engines_report
     from treeopt.files.trees import save_tree
     from treeopt.models.origins import profile_for_others
     from treeopt.optimize.build_job import run_job
+    from treeopt.optimize.build_report import tree_report, tree_warnings
 
     job = _job(options)
     calibration = _calibration(options)
@@ -132,7 +132,16 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
         constrained = build_for(calibration, job, progress=late(progress)) if job.constrained else None
         built = constrained.built if constrained else run_job(calibration, job, progress=late(progress))
     save_tree(with_configuration(built.tree, console.configuration), options["output"])
-    report_tree(console, built, constrained, engine=job.engine, output=options["output"])
+    limits = constrained.report(job.engine) if constrained else engines_report(built.tree)
+    console.report(*tree_report(built), *limits)
+    findings = constrained.findings if constrained else ()
+    console.warn(*tree_warnings(built), *(f"warning: {finding}" for finding in findings))
+    _end(console, options["output"])
+
+
+def _end(console: Console, output: str) -> None:
+    console.note(f"wrote {output}")
+    console.result({"output": output})
 
 
 def _calibration(options: dict[str, Any]) -> Calibration:
@@ -179,6 +188,7 @@ def _limits(options: dict[str, Any]) -> dict[str, Any]:
 def _run_dynamic(console: Console, options: dict[str, Any]) -> None:
     """A policy, or none where a profile says that plain decoding is as fast."""
     from treeopt.files.trees import save_plan
+    from treeopt.optimize.build_report import few_texts, policy_report
     from treeopt.optimize.tree_builder import build_tree
 
     check_static_only((*_STATIC, "engine"))
@@ -186,7 +196,9 @@ def _run_dynamic(console: Console, options: dict[str, Any]) -> None:
     policy, pays = _policy(console, options, calibration)
     plan = policy if pays else build_tree(calibration, ONE_NODE)
     save_plan(with_configuration(plan, console.configuration), options["output"])
-    report_policy(console, policy, plan, calibration, options["output"])
+    console.report(*policy_report(policy, plan, calibration))
+    console.warn(*few_texts(calibration))
+    _end(console, options["output"])
 
 
 def _policy(console: Console, options: dict[str, Any], calibration: Calibration) -> tuple[TreePolicy, bool]:
@@ -210,8 +222,10 @@ def _run_auto(console: Console, options: dict[str, Any]) -> None:
     from treeopt.files.calibrations import load_calibration
     from treeopt.files.profiles import load_profile
     from treeopt.files.trees import save_plan
+    from treeopt.models.origins import profile_for_others
     from treeopt.optimize.auto_drafter import choose_drafter
     from treeopt.optimize.build_job import BuildJob
+    from treeopt.optimize.build_report import choice_report
 
     check_belongs(("engine",), "a build without --drafter auto", holds=False)
     kinds = (options["kind"],) if given("kind") else KINDS
@@ -225,4 +239,9 @@ def _run_auto(console: Console, options: dict[str, Any]) -> None:
     with console.progress("build") as progress:
         choice = choose_drafter(calibrations, profiles, job, kinds=kinds, progress=late(progress))
     save_plan(with_configuration(choice.plan, console.configuration), options["output"])
-    report_choice(console, choice, options["batch"], options["output"])
+    console.report(*choice_report(choice, options["batch"]))
+    console.warn(*(f"warning: {warning}" for warning in choice.warnings))
+    for one in choice.candidates:
+        if one.budget is not None:
+            console.warn(*profile_for_others(one.group.profiles[one.kind], one.group.calibration))
+    _end(console, options["output"])

@@ -25,7 +25,7 @@ from treeopt.cli.drafters import (
     uses_heads,
     warn_no_trees,
 )
-from treeopt.cli.learn_command import announce_learning, chain_parts, learned_as_dict, reliability_text, report_learned
+from treeopt.cli.learn_command import announce_learning, chain_parts, learned_as_dict, report_learned
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import check_outputs, chosen_prompts, load_models, model_options, prompt_options, say_prompts
 from treeopt.cli.work_options import (
@@ -239,6 +239,7 @@ _SHOWN_RANKS = 4
 
 
 def report_calibration(console: Console, run: CalibrationRun, output: str, drafter_output: str | None) -> None:
+    from treeopt.optimize.build_report import reliability_text
     from treeopt.optimize.per_step import calibration_error
     from treeopt.texts.prompts import skipped_text
 

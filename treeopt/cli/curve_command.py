@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.build_report import by_one_growth, texts_of, warn_few_texts
 from treeopt.cli.checks import check_static_only, check_suffix, given
 from treeopt.cli.console import Console, command
 from treeopt.cli.options import (
@@ -67,6 +66,7 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.files.calibrations import load_calibration
     from treeopt.models.origins import profile_for_others
     from treeopt.optimize.budget import check_priced
+    from treeopt.optimize.build_report import by_one_growth, few_texts, texts_of
 
     if not options["profile"] and (options["batch"] != 1 or options["context"]):
         raise click.UsageError("--batch-size and --context choose from a --profile")
@@ -95,7 +95,7 @@ def run(console: Console, **options: Any) -> None:
         f"tokens per step over {texts_of(calibration)}; {curve.method}",
         by_one_growth(curve.points[-1].nodes) if options["kind"] == KINDS[0] else None,
     )
-    warn_few_texts(console, calibration)
+    console.warn(*few_texts(calibration))
     console.note(f"wrote {options['output']}")
     texts = {"texts": calibration.sequences, "texts_distinct": calibration.distinct}
     console.result({**vars(curve), **texts, "output": options["output"]})

@@ -88,15 +88,6 @@ def learned_as_dict(learned: Learned) -> dict[str, Any]:
     }
 
 
-def reliability_text(calibration: treeopt.Calibration) -> str:
-    """The expected calibration error of the most likely guess of each level."""
-    from treeopt.optimize.per_step import BINS, calibration_error
-
-    error = calibration_error(calibration)
-    errors = " ".join(f"{one:.3f}" for one in error)
-    return f"expected calibration error by level ({BINS} bins): {errors}; mean {error.mean():.3f}"
-
-
 _CHAIN = (
     Column("chain of drafts", "drafts"),
     Column("tokens/step, formula", "tokens_per_step", ".3f"),
@@ -221,6 +212,7 @@ def _drafter(options: Mapping[str, Any]) -> str:
 
 
 def _report(console: Console, found: LearnedDrafter, output: str, base: Base, loaded: LoadedHeads | None) -> None:
+    from treeopt.optimize.build_report import reliability_text
     from treeopt.texts.prompts import skipped_text
 
     learned = found.run.learned

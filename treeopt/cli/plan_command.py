@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.build_report import by_one_growth
 from treeopt.cli.checks import check_alone, check_once, check_suffix
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
@@ -173,6 +172,7 @@ def _warn(console: Console, plan: SpeedPlan) -> None:
 
 def _words(plan: SpeedPlan) -> Iterator[str]:
     """The fastest size of each batch and context, and the assumptions."""
+    from treeopt.optimize.build_report import by_one_growth
     from treeopt.plan.step_model import Efficiency
 
     several = len(plan.candidates) > 1

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.build_report import texts_of
 from treeopt.cli.checks import check_apart, check_belongs, given
 from treeopt.cli.console import Console
 from treeopt.defaults import ATTENTIONS, HEADS, MODEL, MODEL_NGRAM, ONE_NODE
@@ -107,6 +106,7 @@ def chosen_candidates(console: Console, options: Mapping[str, Any], model: StepM
     Medusa heads, where the options do not name them, have LM heads of the size of the model's.
     """
     from treeopt.files.calibrations import load_calibration
+    from treeopt.optimize.build_report import texts_of
     from treeopt.optimize.select_method import FOLDS
     from treeopt.plan.planner import Acceptance, PlanCandidate, calibrated_acceptance
 

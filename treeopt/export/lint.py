@@ -16,6 +16,7 @@ from treeopt.defaults import HEADS, MODEL
 from treeopt.engines import ANY_DRAFT, EAGLE_DRAFT, ENGINES, HEADS_DRAFT, MODEL_DRAFT, Engine
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts
 from treeopt.export.growmaps import shown
+from treeopt.facts import Fact, Part, picked
 from treeopt.files.choices import is_choices, literal
 from treeopt.files.drafters import load_drafter
 from treeopt.files.strict_yaml import TREE_FORMATS, read_text
@@ -266,6 +267,25 @@ class Constrained:
     gain: Gain
     cross_validated: bool
     findings: tuple[Finding, ...]
+
+    def report(self, engine: str) -> Iterator[Part]:
+        """What the limits cost."""
+        loss = {"engine": engine or None, "loss": self.gain.as_dict()}
+        yield Fact(None, {**loss, **picked(self, "cross_validated", "findings")}, key="limits")
+        texts = "cross-validated" if self.cross_validated else "replay"
+        yield (
+            f"limits{f' of {engine}' if engine else ''}: {self.gain.second:.3f} tokens per step, "
+            f"{self.gain.first:.3f} without them ({texts}): {self.gain}"
+        )
+
+
+def engines_report(tree: Tree) -> Iterator[Part]:
+    """The engines that refuse a tree."""
+    refusing = refusing_engines(tree)
+    yield Fact(None, refusing, key="not_exportable_to")
+    if refusing:
+        names = ", ".join(refusing)
+        yield f"not exportable to {names}; treeopt build --for ENGINE builds within the limits of one"
 
 
 def build_for(calibration: Calibration, job: BuildJob, *, progress: Progress = silent) -> Constrained:

@@ -1,0 +1,172 @@
+"""What a build says: of a tree, of a policy of per-step trees, and of the choice among drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from treeopt.calibration import Calibration
+from treeopt.defaults import KINDS, ONE_NODE
+from treeopt.errors import counted
+from treeopt.facts import Column, Fact, Part, Table, milliseconds, picked
+from treeopt.optimize.auto_drafter import Candidate, DrafterChoice
+from treeopt.optimize.build_job import Built
+from treeopt.optimize.intervals import FEWEST_TEXTS
+from treeopt.optimize.per_step import BINS, calibration_error
+from treeopt.optimize.select_method import MEDUSA
+from treeopt.policy import Plan, TreePolicy
+
+_EXPECTED = "expected tokens per step"
+
+
+def tree_report(built: Built) -> Iterator[Part]:
+    """A built tree: its size, its expected tokens per step, and the fastest size where it was searched."""
+    tree, expected = built.tree, built.tree.expected
+    assert expected is not None
+    yield (
+        f"{counted(tree.nodes, 'node')} = 1 root + {counted(len(tree.paths), 'draft')}, depth {tree.depth}, "
+        f"{counted(len(tree.leaves), 'leaf')}, K = {expected.top_k} ranks per {'level' if tree.drafter else 'head'}"
+    )
+    steps = {name: value for name, value in vars(expected).items() if name != "top_k"}
+    yield from _keyed(picked(tree, "nodes", "depth", "paths", "values"))
+    yield from _keyed({"leaves": len(tree.leaves), "top_k": expected.top_k, "expected_tokens_per_step": steps})
+    yield from _keyed({"cross_validated_steps": built.fit.trials})
+    yield from _keyed({"texts_fitted": built.fitted.sequences, "texts_distinct": built.fitted.distinct})
+    yield Fact("method", str(built.fit.method), key="method")
+    yield Fact(_EXPECTED, expected.independent, ".3f", "independent: 1 + sum of products of accuracies")
+    yield Fact("", expected.replay, ".3f", f"replay: a decoder on {texts_of(built.fitted)}")
+    if expected.cross_validated is not None:
+        left_out = "cross-validated: on texts left out of the fit"
+        if expected.low is not None:
+            # The width of an interval falls with the square root of the number of texts.
+            more = f"90 %, {3 * built.fitted.distinct} more prompts would halve that"
+            left_out += f"; {expected.low:.3f} to {expected.high:.3f} on as many new prompts ({more})"
+        yield Fact("", expected.cross_validated, ".3f", left_out)
+    if built.choice is not None:
+        sizes = (("fastest", built.choice.best), ("64 nodes", built.choice.at_64))
+        columns = (
+            Column("by the profile", lambda size: size[0]),
+            Column("nodes", lambda size: size[1].nodes),
+            Column("tokens/step", lambda size: size[1].tokens_per_step, ".3f"),
+            Column("overhead", lambda size: size[1].overhead, ".2f"),
+            Column("speedup", lambda size: size[1].speedup, ".2f"),
+        )
+        yield Table(columns, [size for size in sizes if size[1] is not None])
+        yield Fact(None, picked(built.choice, "best", "at_64"), key="auto")
+        yield by_one_growth(built.choice.largest)
+
+
+def tree_warnings(built: Built) -> Iterator[str]:
+    """What is less than it could be: a tree below its budget, too few texts for an interval or a choice."""
+    tree = built.tree
+    if tree.nodes < built.budget:
+        yield (
+            f"warning: {counted(tree.nodes, 'node')}, not {built.budget}: no further path within the limits has a "
+            f"value above 0 (K = {tree.expected.top_k if tree.expected else '?'})"
+        )
+    yield from few_texts(built.fitted)
+    if built.fit.sums is None:
+        # For traces of heads alone it is the Medusa tree.
+        medusa = "the tree of --values independent --weights uniform" if tree.drafter else "the Medusa tree"
+        taken = medusa if built.fit.method == MEDUSA else f"method {built.fit.method}"
+        yield f"warning: too few different texts for cross-validation: {taken} is built"
+
+
+def policy_report(policy: TreePolicy, plan: Plan, calibration: Calibration) -> Iterator[Part]:
+    """A policy; `plan` is what is written: the policy, or the root alone where plain decoding is as fast."""
+    expected, pays = policy.expected, plan is policy
+    assert expected is not None
+    if not pays:
+        yield "none: plain decoding is as fast, by the profile, as the fastest per-step trees, which are these:"
+    yield f"at every step the most likely nodes, at most {policy.nodes}, {policy.depth} drafts deep"
+    yield Fact(_EXPECTED, expected.replay, ".3f", f"replay: a decoder on {texts_of(calibration)}")
+    yield Fact("", expected.estimated, ".3f", "estimated by the drafter")
+    if expected.low:
+        yield Fact("", f"{expected.low:.3f} to {expected.high:.3f} on as many new prompts (90 %)")
+    if policy.size_cost:
+        yield Fact("mean nodes of a step", expected.nodes, ".1f")
+    yield reliability_text(calibration)
+    yield from _plan(plan, KINDS[1], pays=pays)
+    yield from _keyed(
+        {"size_cost": policy.size_cost if pays else (), "calibration_error": calibration_error(calibration)}
+    )
+
+
+def choice_report(choice: DrafterChoice, batch: int) -> Iterator[Part]:
+    """The candidates, and the fastest of them."""
+    plan, best = choice.plan, choice.best
+    pays = plan.nodes > ONE_NODE
+    assert plan.expected is not None
+    chosen = Column(None, lambda one: pays and one is best, key="chosen")
+    size = f"{best.group.name}, {_trees(best)}, {counted(plan.nodes, 'node')}, {plan.depth} deep"
+    yield Table((*_CANDIDATES, chosen), choice.candidates, key="rows")
+    yield (
+        "tokens/step: all tokens / all steps, cross-validated for static trees; step: with its drafting, by the "
+        f"profile, at batch {batch}; tokens/s: of one text; speedup: over the profile's autoregressive step"
+    )
+    for one in choice.candidates:
+        if one.budget is None:
+            yield f"left out: {one.group.name}, {_trees(one)}: {one.missing}" + (one.fix and f"; {one.fix}")
+    yield f"fastest: {size if pays else 'none: plain decoding'}"
+    yield Fact(_EXPECTED, plan.expected.replay, ".3f", "replay: a decoder on the texts of its calibrations")
+    yield from _plan(plan, best.kind, pays=pays)
+    yield Fact(None, best.group.name, key="drafter")
+
+
+def _keyed(data: Mapping[str, Any]) -> Iterator[Fact]:
+    """Facts for programs alone."""
+    return (Fact(None, value, key=key) for key, value in data.items())
+
+
+def _plan(plan: Plan, kind: str, *, pays: bool) -> Iterator[Fact]:
+    """For programs: the plan, and its kind where it is faster than plain decoding."""
+    yield from _keyed(picked(plan, "nodes", "depth", "drafter"))
+    yield from _keyed({"kind": kind if pays else "none", "expected_tokens_per_step": plan.expected})
+
+
+def _trees(one: Candidate) -> str:
+    return one.kind if one.kind == KINDS[0] else "per step"
+
+
+_CANDIDATES = (
+    Column("drafter", "group.name", key="drafter"),
+    Column(None, "group.drafter_id"),
+    Column("trees", _trees),
+    Column(None, "kind"),
+    Column("nodes", "budget.nodes"),
+    Column("tokens/step", "budget.tokens_per_step", ".3f"),
+    Column("step", "budget.seconds", milliseconds),
+    Column("tokens/s", "budget.tokens_per_second", ".0f"),
+    Column(None, "budget.overhead"),
+    Column("speedup", "budget.speedup", ".2f"),
+    Column(None, "missing"),
+    Column(None, "fix"),
+)
+
+
+def texts_of(calibration: Calibration) -> str:
+    """The number of texts, and of different ones where some are equal."""
+    sampled = f" sampled at temperature {calibration.temperature:g}" if calibration.target is not None else ""
+    distinct = f", {calibration.distinct} distinct" if calibration.distinct != calibration.sequences else ""
+    return f"{counted(calibration.sequences, 'text')}{sampled}{distinct}"
+
+
+def by_one_growth(largest: int) -> str:
+    """Why a size can have another figure here than in `treeopt build --nodes N`."""
+    return (
+        f"static trees of every size are the first nodes of one growth to {largest} nodes; `treeopt build --nodes N` "
+        "chooses method and nodes for N, so its figure can differ"
+    )
+
+
+def reliability_text(calibration: Calibration) -> str:
+    """The expected calibration error of the most likely guess of each level."""
+    error = calibration_error(calibration)
+    errors = " ".join(f"{one:.3f}" for one in error)
+    return f"expected calibration error by level ({BINS} bins): {errors}; mean {error.mean():.3f}"
+
+
+def few_texts(calibration: Calibration) -> list[str]:
+    """A warning where there are too few different texts for an interval."""
+    enough = calibration.distinct >= FEWEST_TEXTS
+    return [] if enough else [f"warning: {texts_of(calibration)}: an interval needs two different ones"]
