@@ -18,7 +18,7 @@ import hostile_seeds as seeds
 import safetensors.torch
 from damage import Damage, damage_arrays, damage_bytes, damage_json, damage_tensors, damage_yaml, damage_zip
 
-from treeopt.calibrate.results import is_answers, merge_calibrations
+from treeopt.calibrate.results import merge_calibrations
 from treeopt.cli.configuration import _read as read_options
 from treeopt.cli.demo_command import Manifest
 from treeopt.cli.report_inputs import listed_inputs
@@ -40,7 +40,7 @@ from treeopt.models.checkpoint import check_files
 from treeopt.models.config_shapes import config_shape
 from treeopt.models.head_files import load_heads
 from treeopt.runs.lock import Lock
-from treeopt.runs.shards import load_answers, load_shard
+from treeopt.runs.shards import load_shard
 from treeopt.runs.work import Work, unpack_rows
 from treeopt.texts.prompts import PromptSetFile, load_prompts
 from treeopt.train.checkpoints import check_same, last_checkpoint
@@ -118,7 +118,6 @@ def _locked(folder: Path) -> None:
 
 
 def _merged(path: Path) -> object:
-    is_answers(path)
     return merge_calibrations([path])
 
 
@@ -209,7 +208,6 @@ READERS: dict[str, Reader] = {
         ("load_calibration", "read_arrays", "reading"),
     ),
     "shard": Reader(load_shard, "s.safetensors", seeds.shards, damage_arrays, ("load_shard",)),
-    "answers": Reader(load_answers, "a.safetensors", seeds.answers, damage_arrays, ("load_answers",)),
     "merge": Reader(_merged, "c.safetensors", seeds.whole_parts, damage_arrays, ("merge_calibrations",)),
     "chunk": Reader(
         _chunk,

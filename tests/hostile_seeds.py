@@ -29,7 +29,7 @@ from treeopt.files.tensors import write_arrays
 from treeopt.files.trees import policy_yaml, tree_yaml
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.policy import PolicyExpected, TreePolicy
-from treeopt.runs.shards import AnswerShard, CalibrationShard, Shard, save_answers, save_shard
+from treeopt.runs.shards import CalibrationShard, Shard, save_shard
 from treeopt.runs.work import pack_rows
 from treeopt.traces import StepTraces, TargetTraces
 from treeopt.tree import Expected, Tree
@@ -118,12 +118,6 @@ def shards() -> list[bytes]:
 def whole_parts() -> list[bytes]:
     """Files that are merged alone: a calibration, and the one shard of a run."""
     return [calibrations()[0], shards()[0]]
-
-
-def answers() -> list[bytes]:
-    """A shard of answers."""
-    chunks = {f"answers-{i:06}": pack_rows([[1, 2], [3]], prompt_ids=["a", "b"]) for i in (0, 2)}
-    return [_saved(lambda path: save_answers(AnswerShard(Shard(0, 2), 4, {"batch_size": 2}, chunks), path))]
 
 
 def chunks() -> list[bytes]:

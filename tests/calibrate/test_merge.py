@@ -11,12 +11,11 @@ import pytest
 from helpers import make_calibration
 from looped import looped
 
-from treeopt.calibrate.results import fill_work, is_answers, merge_calibrations, merge_shards
+from treeopt.calibrate.results import merge_calibrations, merge_shards
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import save_calibration
-from treeopt.runs.shards import AnswerShard, CalibrationShard, Shard, save_answers, save_shard
-from treeopt.runs.work import Work, pack_rows
+from treeopt.runs.shards import CalibrationShard, Shard, save_shard
 
 SETTINGS = {"batch_size": 2, "eos": [1]}
 
@@ -89,25 +88,18 @@ def test_shards_that_are_not_whole_are_refused(given: list[int], count: int, wha
 
 
 def test_files_of_several_kinds(tmp_path: Path) -> None:
-    """Calibrations are joined, shards are joined; both together, and answers, are refused with what to do."""
-    one, other, shard, answers = (tmp_path / name for name in ("a", "b", "c", "d"))
+    """Calibrations are joined, shards are joined; both together are refused with what to do."""
+    one, other, shard = (tmp_path / name for name in ("a", "b", "c"))
     save_calibration(traced(0), one)
     save_calibration(traced(1), other)
     save_shard(part(0, 1), shard)
-    chunks = {"answers-000000": pack_rows([[1, 2]], prompt_ids=["set:00000000"])}
-    save_answers(AnswerShard(Shard(0, 1), 1, SETTINGS, chunks), answers)
     assert merge_calibrations([other, one]).calibration.prompt_ids == ("set:00000000", "set:00000001")
     assert (merge_calibrations([one]).heads, merge_calibrations([one]).answers_cut) == (1, 0)
     assert merge_calibrations([shard]).calibration.prompt_ids == ("set:00000000",)
-    assert [is_answers(path) for path in (one, shard, answers, tmp_path / "none")] == [False, False, True, False]
-    for paths, what in (
-        ([one, shard], f"{shard} is a shard of a calibration, and {one} is not"),
-        ([shard, answers], f"{shard} is a shard of a calibration, and {answers} is not"),
-        ([one, answers], f"{answers} is a shard of answers, from which a drafter is still to be learned"),
-    ):
-        with pytest.raises(TreeoptError) as caught:
-            merge_calibrations(paths)
-        assert (caught.value.code, caught.value.what) == (Code.SHARDS_INCOMPLETE, what)
+    with pytest.raises(TreeoptError) as caught:
+        merge_calibrations([one, shard])
+    what = f"{shard} is a shard of a calibration, and {one} is not"
+    assert (caught.value.code, caught.value.what) == (Code.SHARDS_INCOMPLETE, what)
     save_shard(part(0, 1), tmp_path / "b2")
     with pytest.raises(TreeoptError) as caught:
         merge_calibrations([shard, tmp_path / "b2"])
@@ -122,33 +114,3 @@ def test_files_of_several_kinds(tmp_path: Path) -> None:
     drafted = dataclasses.replace(drafted, provenance=dataclasses.replace(drafted.provenance, drafter_id="d"))
     save_calibration(drafted, tmp_path / "e")
     assert merge_calibrations([tmp_path / "e"]).heads == 0
-
-
-def test_answers_fill_a_run_of_all_shards(tmp_path: Path) -> None:
-    """The folder has the chunks and settings of a run without shards; missing and other shards are refused."""
-    files = []
-    for index in (0, 1):
-        name = f"answers-{index:06}"
-        chunk = {name: pack_rows([[index]], prompt_ids=[f"set:{index:08}"])}
-        files.append(tmp_path / f"{index}.safetensors")
-        save_answers(AnswerShard(Shard(index, 2), 2, SETTINGS, chunk), files[-1])
-    target = tmp_path / "out.safetensors"
-    for some in (files[:1], files[1:]):
-        with pytest.raises(TreeoptError) as caught:
-            fill_work(some, Work(target))
-        assert caught.value.code is Code.SHARDS_INCOMPLETE
-        assert not Work(target).folder.exists()
-    assert fill_work(files[::-1], Work(target)) == 2
-    again = Work(target, resume=True)
-    again.begin({**SETTINGS, "shard": None})
-    assert again.chunks == 2
-    for index in (0, 1):
-        _, data = again.chunk(f"answers-{index:06}", lambda: pytest.fail("made again"))
-        assert data["prompt_ids"] == [f"set:{index:08}"]
-    other = tmp_path / "other.safetensors"
-    save_answers(
-        AnswerShard(Shard(1, 2), 2, {**SETTINGS, "eos": [2]}, {"answers-000001": pack_rows([[1]], prompt_ids=["x"])}),
-        other,
-    )
-    with pytest.raises(TreeoptError, match=r"0\.safetensors and .*other\.safetensors differ in eos"):
-        fill_work([other, files[0]], Work(tmp_path / "next.safetensors"))

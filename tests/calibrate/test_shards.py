@@ -173,5 +173,5 @@ def test_shards_are_counted_from_0(index: int, count: int) -> None:
 
 def test_no_drafter_is_learned_from_a_shard(base: Base) -> None:
     """A drafter needs all texts, so learning in a shard is refused."""
-    with pytest.raises(ValueError, match="answer_shard"):
+    with pytest.raises(ValueError, match="learn a drafter of all prompts first"):
         run_calibration(base, None, dialogues(), learning=Learning(100), shard=Shard(0, 2))

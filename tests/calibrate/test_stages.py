@@ -17,7 +17,6 @@ from treeopt.calibrate.pipeline import (
     Job,
     _check_rows,
     _put,
-    answer_shard,
     as_calibration,
     calibrate,
     check_whole,
@@ -157,16 +156,12 @@ def test_processes_get_one_calibration(tmp_path: Path) -> None:
 
 
 def test_processes_agree_on_what_they_compute_alike(tmp_path: Path) -> None:
-    """The drafters by their ids; of a shard of answers, the number of batches before the folder may be deleted."""
+    """The drafters by their ids."""
     (first, notes), other = divided(tmp_path / "learned", calibrate, learning=Learning(0, ngram=False))
     ids = " ".join(one.id for one in (first.learned.drafter, *first.learned.folds))
     assert notes == ["answers [0, 1]", f"drafter {ids}", "traces [0, 1]"]
     assert other == (None, notes)
     assert first.learned.drafter.source["learning"]["ngram"] is False
-    (part, notes), other = divided(tmp_path / "shard", answer_shard, learning=Learning(0), shard=Shard(1, 2))
-    assert notes == ["answers [1]", "number of batches 1"]
-    assert other == (None, notes)
-    assert (list(part.chunks), part.shard, part.batches) == (["answers-000001"], Shard(1, 2), 2)
 
 
 @looped("drafter", [None, Drafter.heads_only(2, 4)])
@@ -208,15 +203,6 @@ def test_contradictions_are_refused_first(arguments: Any, words: str) -> None:
         run_calibration("no model", given.pop("heads"), ["a"], **given)
     with pytest.raises(TypeError, match=r"learning is treeopt\.Learning or None, not an object of type int"):
         run_calibration("no model", "no heads", ["a"], learning=3)  # type: ignore[arg-type]
-
-
-@looped("options", [{}, {"shard": Shard(0, 2), "responses": True}])
-def test_shards_of_answers_have_something_to_divide(options: Any) -> None:
-    """Without a shard, or with given answers, ValueError."""
-    base = chat_base()
-    job = job_of(base, random_heads(base, 2), [{"text": "w1", "output": "w2"}], CalibrationOptions(**options))
-    with pytest.raises(ValueError, match="nothing to divide"):
-        answer_shard(job)
 
 
 def test_heads_of_another_model_are_refused_before_any_answer() -> None:

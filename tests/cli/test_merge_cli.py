@@ -112,11 +112,15 @@ def test_wrong_shards_are_usage_errors(value: str) -> None:
     treeopt("calibrate", "--shard", value, status=2)
 
 
+@looped(
+    "chosen",
+    ["--drafter heads+ngram", "--model x --prompts p.jsonl", "--kind dynamic", "--drafter ngram --responses a.jsonl"],
+)
 @pytest.mark.usefixtures("unloaded")
-def test_given_answers_are_not_sharded_for_learning() -> None:
-    """Where answers are given and a drafter is learned there is nothing to divide: a usage error."""
-    result = treeopt("calibrate", "--drafter", "ngram", "--responses", "a.jsonl", "--shard", "0/2", status=2)
-    assert "leave it out with --responses" in result.stderr
+def test_no_drafter_is_learned_from_a_shard(chosen: str) -> None:
+    """A usage error, before anything is loaded, says to learn the drafter first."""
+    result = treeopt("calibrate", *chosen.split(), "--shard", "0/2", status=2)
+    assert "treeopt learn, then calibrate --drafter FILE --shard i/n" in " ".join(result.stderr.split())
 
 
 def folder(name: str, monkeypatch: pytest.MonkeyPatch, top: Path) -> Path:
@@ -138,28 +142,6 @@ def test_shards_on_other_devices_give_the_file_of_the_whole(tmp_path: Path, monk
     name = "calibration.safetensors"
     assert (parts / name).read_bytes() == (whole / name).read_bytes()
     assert load_calibration(name).provenance.configuration["calibrate"]["limit"] == 5
-
-
-@pytest.mark.slow
-def test_learned_drafter_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards of answers become an unfinished run; --resume learns and traces, with the bytes of the whole run."""
-    common = ["calibrate", "--drafter", "heads+ngram", "--limit", "5", "--max-new-tokens", "8", "--batch-size", "2"]
-    common += ["--learn-tokens", "100", "--temperature", "0.7"]
-    whole = folder("whole", monkeypatch, tmp_path)
-    treeopt(*common)
-    parts = folder("parts", monkeypatch, tmp_path)
-    for i in range(2):
-        treeopt(*common, "--shard", f"{i}/2")
-    files = ["calibration.1-of-2.safetensors", "calibration.0-of-2.safetensors"]
-    assert error_number(treeopt("merge", files[0], status=3)) == "E224"
-    result = treeopt("merge", *files)
-    assert "3 batches of answers" in result.stdout
-    assert "--resume" in result.stderr
-    refused = treeopt(*common, "--resume", "--batch-size", "3", status=3)
-    assert "batch_size: started with 2, now 3" in refused.stderr
-    treeopt(*common, "--resume")
-    for name in ("calibration.drafter.safetensors", "calibration.safetensors"):
-        assert (parts / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_other_options_are_named() -> None:

@@ -34,10 +34,10 @@ from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress, silent
-from treeopt.runs.shards import AnswerShard, CalibrationShard, Shard, answers_name
+from treeopt.runs.shards import CalibrationShard, Shard
 from treeopt.runs.work import ALONE, BatchRun, Chunk, Work, damaged_part, pack_rows, unpack_rows
 from treeopt.texts.answers import AnswerOptions, answer_batch, answer_batches, collect
-from treeopt.texts.encode import Encoded, Text, encode_prompts
+from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import GivenPrompts, PromptSet, Skipped, as_prompt_set
 from treeopt.traces import MAX_RANKS, NONE, joined
 
@@ -195,7 +195,7 @@ def run_calibration(
     """
     chosen = CalibrationOptions(**options)
     if chosen.shard is not None and learning is not None:
-        raise ValueError("shard and learning are both given: use answer_shard, then learn from all answers")
+        raise ValueError("shard and learning are both given: learn a drafter of all prompts first, then give drafter")
     given: dict[str, Any] = {"tokenizer": tokenizer, "drafter": drafter, "learning": learning, "progress": progress}
     run = calibrate(job_of(model, heads, prompts, chosen, **given))
     assert run is not None, "only commands divide a run among processes"
@@ -204,62 +204,34 @@ def run_calibration(
 
 def calibrate(job: Job) -> CalibrationRun | None:
     """The four steps; None in a process that follows another."""
-    begun = _begin(job)
-    texts, turns = _answered(job, begun.batches)
+    options, shard = job.options, job.options.shard
+    settings, budget = settings_of(job), options.max_new_tokens
+    if options.work is not None:
+        options.work.begin({**settings, "shard": None if shard is None else str(shard)})
+    encoded = encode_prompts(
+        job.base, job.prompts, budget, chat_template=options.chat_template, scored=options.responses
+    )
+    formed = answer_batches(encoded.texts, options)
+    batches = {number: batch for number, batch in enumerate(formed) if shard is None or shard.has(number)}
+    texts, turns = _answered(job, batches)
     learned = None if job.learning is None else _learned(job, texts, job.learning)
     proposers, levels = _proposers(job, texts, learned or job.drafter)
-    traced = _traced(job, begun.batches, texts, proposers, levels)
+    traced = _traced(job, batches, texts, proposers, levels)
     if traced is None:
         return None
-    skipped, cut, shard = begun.encoded.skipped, begun.encoded.answers_cut, job.options.shard
-    budget = job.options.max_new_tokens
-    check_whole(texts, [text.prompt_id for batch in begun.batches.values() for text in batch], budget)
+    skipped, cut = encoded.skipped, encoded.answers_cut
+    check_whole(texts, [text.prompt_id for batch in batches.values() for text in batch], budget)
     provenance = provenance_of(job, job.drafter_id if learned is None else learned.drafter.id)
     calibration = as_calibration(texts, traced, job.top_k, provenance, levels=levels)
     num_heads = 0 if job.heads is None else job.heads.num_heads
     part = None
     if shard is not None:
         left_out = tuple(map(vars, skipped)), tuple(map(vars, turns))
-        part = CalibrationShard(calibration, shard, begun.total, begun.settings, num_heads, cut, *left_out)
+        part = CalibrationShard(calibration, shard, len(formed), settings, num_heads, cut, *left_out)
     return CalibrationRun(calibration, (*skipped, *turns), cut, num_heads, learned, tuple(texts), part)
 
 
-def answer_shard(job: Job) -> AnswerShard | None:
-    """The answers to the prompts of one shard, where a drafter is learned: from all texts, which `fill_work` joins."""
-    shard = job.options.shard
-    if shard is None or job.options.responses:
-        raise ValueError("shard is None, or the answers are given: there is nothing to divide")
-    begun = _begin(job)
-    chunks: dict[str, Chunk] = {}
-    _answered(job, begun.batches, chunks)
-    job.run.agree("number of batches", str(len(chunks)))  # all have read them before the folder is deleted
-    return None if job.run.follows else AnswerShard(shard, begun.total, begun.settings, chunks)
-
-
-@dataclass(frozen=True)
-class _Begun:
-    """Step one: the prompts of a run, and the batches of its shard; all shards have `total`."""
-
-    settings: dict[str, Any]
-    encoded: Encoded
-    batches: Batches
-    total: int
-
-
-def _begin(job: Job) -> _Begun:
-    """Begin or continue the work folder, encode the prompts, and form the batches."""
-    options, shard = job.options, job.options.shard
-    settings = settings_of(job)
-    if options.work is not None:
-        options.work.begin({**settings, "shard": None if shard is None else str(shard)})
-    budget, template = options.max_new_tokens, options.chat_template
-    encoded = encode_prompts(job.base, job.prompts, budget, chat_template=template, scored=options.responses)
-    batches = answer_batches(encoded.texts, options)
-    chosen = {number: batch for number, batch in enumerate(batches) if shard is None or shard.has(number)}
-    return _Begun(settings, encoded, chosen, len(batches))
-
-
-def _answered(job: Job, batches: Batches, kept: dict[str, Chunk] | None = None) -> tuple[list[Text], list[Skipped]]:
+def _answered(job: Job, batches: Batches) -> tuple[list[Text], list[Skipped]]:
     """Step two: the texts with their answers, generated or given, by prompt id, and the turns that did not fit."""
     if job.options.responses:
         return sorted((text for batch in batches.values() for text in batch), key=lambda text: text.prompt_id), []
@@ -273,8 +245,6 @@ def _answered(job: Job, batches: Batches, kept: dict[str, Chunk] | None = None) 
 
     def read() -> Iterator[tuple[list[Text], list[Skipped]]]:
         for (number, batch), chunk in zip(batches.items(), made, strict=True):
-            if kept is not None:
-                kept[answers_name(number)] = chunk
             if number in fresh:
                 yield fresh.pop(number)
             else:  # an earlier run, or another process, has made them

@@ -16,8 +16,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.configurations import DEFAULTS
 from treeopt.files.strict_yaml import schema_of
-from treeopt.runs.shards import ANSWERS_SCHEMA, SCHEMA, AnswerShard, CalibrationShard, Shard, load_answers, load_shard
-from treeopt.runs.work import Work
+from treeopt.runs.shards import SCHEMA, CalibrationShard, Shard, load_shard
 from treeopt.texts.prompts import Skipped
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class CalibrationRun:
     part: CalibrationShard | None = None  # with `shard`, what `treeopt.runs.shards.save_shard` writes
 
 
-_Parts = Sequence[tuple[str, CalibrationShard]] | Sequence[tuple[str, AnswerShard]]  # names of files, and shards
+_Parts = Sequence[tuple[str, CalibrationShard]]  # names of files, and shards
 _SHOWN = 8  # missing shards that a message names
 
 
@@ -73,41 +72,16 @@ def merge_calibrations(paths: Sequence[str | os.PathLike[str]]) -> CalibrationRu
     shards = [name for name in names if Path(name).exists() and schema_of(Path(name)) == SCHEMA]
     others = [name for name in names if name not in shards]
     if shards and others:
-        if not is_answers(others[0]):
-            load_calibration(others[0])  # a file that is missing or damaged is named as such
+        load_calibration(others[0])  # a file that is missing or damaged is named as such
         what = f"{shards[0]} is a shard of a calibration, and {others[0]} is not"
         raise TreeoptError(Code.SHARDS_INCOMPLETE, what, fix="merge all shards of the run first")
     if shards:
         return merge_shards([(name, load_shard(name)) for name in names])
-    answers = next((name for name in others if is_answers(name)), None)
-    if answers is not None:
-        what = f"{answers} is a shard of answers, from which a drafter is still to be learned"
-        raise TreeoptError(Code.SHARDS_INCOMPLETE, what, fix="treeopt merge, and then treeopt calibrate --resume")
     whole = _merged(load_calibration(name) for name in names)
     return CalibrationRun(whole, (), 0, whole.num_heads if not whole.provenance.drafter_id else 0)
 
 
-def is_answers(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is a shard of answers."""
-    return Path(path).exists() and schema_of(Path(path)) == ANSWERS_SCHEMA
-
-
-def fill_work(paths: Sequence[str | os.PathLike[str]], work: Work) -> int:
-    """Make an unfinished run, in an empty work folder, of all shards of answers; the number of its batches."""
-    parts = [(name, load_answers(name)) for name in sorted(os.fspath(path) for path in paths)]
-    _check_same(parts)
-    _check_whole(parts)
-    try:
-        work.begin({**parts[0][1].settings, "shard": None})
-        for _, part in parts:
-            for name, chunk in part.chunks.items():
-                work.chunk(name, lambda chunk=chunk: chunk)  # type: ignore[misc]  # its type is not inferred
-        return work.chunks
-    finally:
-        work.release()
-
-
-def merge_shards(parts: Sequence[tuple[str, CalibrationShard]]) -> CalibrationRun:
+def merge_shards(parts: _Parts) -> CalibrationRun:
     """The calibration of the run that these shards, with the names of their files, belong to: E221, E224."""
     _check_same(parts)
     _check_whole(parts)
@@ -158,11 +132,10 @@ def _check_whole(parts: _Parts) -> None:
         raise TreeoptError(Code.SHARDS_INCOMPLETE, what, fix=fix)
 
 
-def _settings(part: CalibrationShard | AnswerShard) -> Mapping[str, Any]:
+def _settings(part: CalibrationShard) -> Mapping[str, Any]:
     """All that is equal in the shards of one run: settings, the number of batches, and the options that files store."""
     found = {**part.settings, "batches": part.batches}
-    if isinstance(part, CalibrationShard):
-        for section, options in part.calibration.provenance.configuration.items():
-            kind = " (default)" if section == DEFAULTS else ""
-            found |= {f"--{name}{kind}": value for name, value in options.items()}
+    for section, options in part.calibration.provenance.configuration.items():
+        kind = " (default)" if section == DEFAULTS else ""
+        found |= {f"--{name}{kind}": value for name, value in options.items()}
     return found

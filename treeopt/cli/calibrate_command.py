@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from treeopt.calibrate.results import CalibrationRun
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
-    from treeopt.runs.shards import AnswerShard
     from treeopt.texts.prompts import PromptSet
 
     Given = tuple[Base, LoadedHeads | None, PromptSet, CalibrationOptions]
@@ -85,7 +84,7 @@ def run(console: Console, **options: Any) -> None:
     the output (see `treeopt learn`). Each answer is traced by one that was learned from other prompts.
 
     Prompts with `turns` are answered turn by turn. Finished batches are stored in OUTPUT.partial, for --resume. With
-    --shard i/n the output holds a part of the traces, which `treeopt merge` joins with the others.
+    --shard i/n the output holds a part of the traces of heads or of a drafter file; `treeopt merge` joins the parts.
     """
     name_shard(options)
     batches = batch_settings(console, options)
@@ -94,8 +93,7 @@ def run(console: Console, **options: Any) -> None:
     learning, drafter_file = _drafting(chosen, options)
     work = open_work(options)
     check_inputs()
-    from treeopt.calibrate.pipeline import answer_shard, calibrate, job_of
-    from treeopt.runs.shards import AnswerShard
+    from treeopt.calibrate.pipeline import calibrate, job_of
     from treeopt.verify.probe import check_trees
 
     drafter = treeopt.load_drafter(drafter_file) if drafter_file is not None and learning is None else None
@@ -111,15 +109,12 @@ def run(console: Console, **options: Any) -> None:
     with ending_work(console, work):
         with console.progress("calibrate") as progress:
             job = job_of(*given, drafter=drafter, learning=learning, progress=progress)
-            run = answer_shard(job) if learning is not None and settings.shard is not None else calibrate(job)
+            run = calibrate(job)
         if run is None:
             return
         _save(run, drafter_file, options, console.configuration)
         work.remove()
-    if isinstance(run, AnswerShard):
-        _report_answers(console, run, options["output"])
-    else:
-        _report(console, run, options["output"], drafter_file, drafts=job.draft is not None)
+    _report(console, run, options["output"], drafter_file, drafts=job.draft is not None)
 
 
 command = run
@@ -171,32 +166,29 @@ def _drafting(name: str, options: dict[str, Any]) -> tuple[treeopt.Learning | No
         return None, name
     if name == HEADS and options["kind"] != "dynamic":
         return None, None
+    if options["shard"] is not None:
+        fix = "learn it first, with treeopt learn, then calibrate --drafter FILE --shard i/n"
+        raise click.UsageError(f"a shard has too few texts to learn a drafter from: {fix}")
     output = Path(options["output"])
     file = str(output.with_name(f"{output.stem}.drafter.safetensors"))
     exists = options["resume"] and Path(file).is_file()
     resumed = exists and unedited_schema(Path(file)) == SCHEMA  # `_save` refuses the drafter of another run
     check_outputs({**options, "force": options["force"] or resumed}, file)
-    if options["shard"] is not None and options["responses"] is not None:
-        raise click.UsageError("--shard divides the answers that are generated: leave it out with --responses")
     check_inputs()
     made = {"tokens": options["learn_tokens"], "seed": options["seed"], "levels": options["levels"]}
     return treeopt.Learning(**made, ngram=name in WITH_TABLE), file
 
 
 def _save(
-    run: CalibrationRun | AnswerShard,
+    run: CalibrationRun,
     drafter_file: str | None,
     options: dict[str, Any],
     configuration: Mapping[str, Any],
 ) -> None:
     """Write the learned drafter, if any, and the calibration, which names its drafter's file."""
     from treeopt.files.calibrations import save_calibration
-    from treeopt.runs.shards import AnswerShard, save_answers, save_shard
+    from treeopt.runs.shards import save_shard
 
-    if isinstance(run, AnswerShard):
-        part = dataclasses.replace(run, configuration=configuration)
-        save_answers(part, options["output"], overwrite=options["force"])
-        return
     if run.learned is not None:
         assert drafter_file is not None
         drafter, written = run.learned.drafter, options["resume"] and Path(drafter_file).exists()
@@ -311,12 +303,3 @@ def _counts(run: CalibrationRun) -> Iterator[str]:
             f"sampled at temperature {calibration.temperature:g}, with the target's probabilities of "
             f"{calibration.target.ranks} candidates per {'head' if run.heads == calibration.num_heads else 'level'}"
         )
-
-
-def _report_answers(console: Console, part: AnswerShard, output: str) -> None:
-    lengths = [length for arrays, _ in part.chunks.values() for length in arrays["lengths"].tolist()]
-    counts = {"answers": len(lengths), "tokens": sum(lengths), "batches": len(part.chunks)}
-    texts = f"{counted(len(lengths), 'answer')}, {counts['tokens']} tokens"
-    console.say(f"{texts}, in {counts['batches']} of {part.batches} batches")
-    console.note(f"wrote {output}   next: treeopt merge, with all {part.shard.count} shards")
-    console.result({**counts, "output": output})

@@ -23,8 +23,7 @@ def run(console: Console, **options: Any) -> None:
     """Join the shards of a calibration, or calibrations of different prompts.
 
     The shards that `treeopt calibrate --shard i/n` wrote give the calibration of the run without --shard, byte for
-    byte, in any order. Shards of answers, for a drafter that is learned, give the unfinished run OUTPUT.partial, which
-    `treeopt calibrate --resume` continues.
+    byte, in any order.
 
     Calibrations of other prompts with the same model, drafter and settings give one of all texts.
     """
@@ -32,20 +31,10 @@ def run(console: Console, **options: Any) -> None:
 
     check_output(options["output"], force=options["force"], inputs=options["files"])
     check_suffix(options["output"], ".safetensors")
-    from treeopt.calibrate.results import fill_work, is_answers, merge_calibrations
+    from treeopt.calibrate.results import merge_calibrations
     from treeopt.files.calibrations import SCHEMA, save_calibration
     from treeopt.files.strict_yaml import schema_of
-    from treeopt.runs.work import Work
 
-    if is_answers(options["files"][0]):
-        work = Work(Path(options["output"]), overwrite=options["force"])
-        batches = fill_work(options["files"], work)
-        console.say(f"{batches} batches of answers in {work.folder}; the drafter is still to be learned")
-        console.note(
-            f"next: the treeopt calibrate command of the shards without --shard, with --resume -o {options['output']}"
-        )
-        console.result({"batches": batches, "work": str(work.folder)})
-        return
     run = merge_calibrations(options["files"])
     calibration = run.calibration
     several = schema_of(Path(options["files"][0])) == SCHEMA  # no shards, which give the file of a run without --shard

@@ -29,7 +29,6 @@ from treeopt.files.configurations import (
 )
 
 _DRAFTER_SUFFIX = ".drafter.safetensors"  # of a drafter that calibrate learned, named after the calibration
-_SHARDS = ("treeopt.shard/1", "treeopt.answers/1")
 _MOST_THREADS = 1 << 16
 # Parts that follow from the clock, in what these commands write; from the machine; and from names of files.
 _MEASURE = ("validate", "compare", "generate", "demo", "calibrate", "learn", "profile")
@@ -170,7 +169,7 @@ def _outputs(file: Path, name: str, content: Mapping[str, Any], folder: Path) ->
     if _is_result(file):
         named = content.get("output")
         return ["--json", *(["-o", str(folder / Path(str(named)).name)] if named else [])], inside
-    shard = ["--shard", f"{content['shard']}/{content['shards']}"] if content.get("schema") in _SHARDS else []
+    shard = ["--shard", f"{content['shard']}/{content['shards']}"] if content.get("schema") == "treeopt.shard/1" else []
     learned = content.get("provenance.drafter") == f"{file.stem}{_DRAFTER_SUFFIX}"
     target = inside if learned else folder.with_name(f"{folder.name}.{file.name}")
     return [*shard, "--output", str(target)], target

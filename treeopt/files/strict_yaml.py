@@ -214,7 +214,6 @@ TREE_FORMATS = (
 OURS = {
     "treeopt.calibration/1": ("a calibration", "treeopt build --calibration FILE makes a tree of it"),
     "treeopt.shard/1": ("a shard of a calibration", "treeopt merge SHARDS -o FILE makes a calibration of all shards"),
-    "treeopt.answers/1": ("a shard of answers", "treeopt merge SHARDS -o FILE joins all shards"),
     "treeopt.drafter/1": ("a drafter", "treeopt calibrate --drafter FILE, and treeopt build, make a tree for it"),
     "treeopt.buffers/1": ("a compiled tree", "give the tree that it was compiled from"),
     "treeopt.latency/1": ("a latency profile", "treeopt build --nodes auto --profile FILE makes a tree with it"),

@@ -47,7 +47,7 @@ _CHUNK = re.compile(rf"{_NAME.pattern}\.safetensors")
 _TEMPORARY = re.compile(rf"\.({re.escape(_NOTE)}|{_CHUNK.pattern})\..+")  # of an atomic write that was killed
 _VISIBLE = 60.0  # seconds in which a file of one machine is seen by the others; NFS keeps names for up to 30
 _POLL = 0.1  # seconds between two looks
-ROWS = ("numbers", "lengths")  # arrays of `pack_rows`
+_ROWS = ("numbers", "lengths")  # arrays of `pack_rows`
 
 
 def chunk_name(part: str, number: int) -> str:
@@ -59,28 +59,19 @@ def pack_rows(rows: Sequence[Sequence[int]], **data: Any) -> Chunk:
     """Rows of numbers of different lengths as a chunk, with further data."""
     lengths = np.array([len(row) for row in rows], np.int64)
     numbers = np.concatenate([np.zeros(0, np.int64), *(np.asarray(row, np.int64) for row in rows)])
-    return dict(zip(ROWS, (numbers, lengths), strict=True)), data
+    return dict(zip(_ROWS, (numbers, lengths), strict=True)), data
 
 
 def unpack_rows(chunk: Chunk) -> list[list[int]]:
     """The rows of a chunk that `pack_rows` made; E205 where it has none."""
     arrays, _ = chunk
-    fault = rows_fault(arrays)
-    if fault:
-        raise damaged_part(fault)
-    ends = np.cumsum(arrays["lengths"])
-    return [arrays["numbers"][end - length : end].tolist() for end, length in zip(ends, arrays["lengths"], strict=True)]
-
-
-def rows_fault(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """What makes arrays no rows of `pack_rows`, for a message; empty where nothing does."""
-    for name in ROWS:
+    for name in _ROWS:
         if name not in arrays or arrays[name].ndim != 1 or arrays[name].dtype != np.int64:
-            return f"it has no {name} of int64"
-    numbers, lengths = (arrays[name] for name in ROWS)
+            raise damaged_part(f"it has no {name} of int64")
+    numbers, lengths = (arrays[name] for name in _ROWS)
     if np.any(lengths < 0) or np.any(lengths > len(numbers)) or int(lengths.sum()) != len(numbers):
-        return f"its lengths are not those of {len(numbers)} numbers"
-    return ""
+        raise damaged_part(f"its lengths are not those of {len(numbers)} numbers")
+    return [numbers[end - length : end].tolist() for end, length in zip(np.cumsum(lengths), lengths, strict=True)]
 
 
 class BatchRun(Generic[T]):
