@@ -81,7 +81,6 @@ DEAR = (
     Run("distill", ("distill", *_TEXTS, "-o", "o.jsonl"), ("o.jsonl",), True),
     Run("train", (*_TRAIN, *_HEADS, "-o", "out"), ("out",), True),
     Run("train stage 2", (*_TRAIN, *_STAGE_2, "-o", "out"), ("out",), True),
-    Run("train merged", (*_TRAIN, *_STAGE_2, "--merge", "merged", "-o", "out"), ("out", "merged"), True),
 )
 DEMO = Run("demo", ("demo", "-o", "out"), ("out",))  # minutes: all steps with the built-in model
 

@@ -17,7 +17,6 @@ FUNCTIONS = (
     "distill",
     "train_heads",
     "train_jointly",
-    "save_merged",
     "measure_profile",
     "plan_speedup",
 )

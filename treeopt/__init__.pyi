@@ -39,7 +39,6 @@ from .models.base import load_base as load_base
 from .models.head_files import load_heads as load_heads
 from .models.head_files import save_heads as save_heads
 from .models.heads import MedusaHeads as MedusaHeads
-from .models.merged import save_merged as save_merged
 from .models.shapes import model_shape as model_shape
 from .optimize.chains import compare_acceptance as compare_acceptance
 from .optimize.explain import explain_path as explain_path

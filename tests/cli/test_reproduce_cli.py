@@ -142,9 +142,9 @@ def test_texts_and_heads_are_identical() -> None:
     assert reproduced("texts.jsonl")["verdict"] == "identical"
     assert reproduced("heads")["verdict"] == "identical"
     assert stored_configuration("texts.jsonl")["distill"]["self-talk"] == 8
-    joint = ("--stage", "2", "--rank", "1", "--merge", "merged", "--force", "-o", "joint")
+    joint = ("--stage", "2", "--rank", "1", "--force", "-o", "joint")
     treeopt("train", "--data", "texts.jsonl", *TINY, "--steps", "1", *joint)
-    for folder in ("joint", "joint/adapter", "merged"):
+    for folder in ("joint", "joint/adapter"):
         assert reproduced(folder)["verdict"] in ("identical", "equal"), folder
 
 

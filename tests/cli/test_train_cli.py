@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from looped import looped
 from program import error_number, error_of, treeopt, treeopt_json
-from safetensors import SafetensorError
 from tiny import chat_base, tiny_base
 
-import treeopt as library
 from treeopt.cli import train_command
 from treeopt.cli.console import Console
 from treeopt.files.calibrations import load_calibration
@@ -233,10 +229,10 @@ STAGE_TWO = ("train", "--stage", "2", "--data", "data.jsonl", "--batch-size", "4
 
 
 def test_stages_and_adapter(chat: str) -> None:
-    """Two stages, and every command that runs the base with the adapter, whose base is the merged folder."""
+    """Two stages, and every command that runs the base with the adapter, as a checkpoint that has it in its weights."""
     treeopt("train", "--model", chat, "--data", "data.jsonl", *TINY, "--steps", "2", "-o", "one")
     options = ("--model", chat, "--heads", "one", "--holdout", "2", "--steps", "3", "--learning-rate", "0.01")
-    trained = treeopt_json(*STAGE_TWO, *options, "--self-distill", "--merge", "merged", "-o", "two")
+    trained = treeopt_json(*STAGE_TWO, *options, "--self-distill", "-o", "two")
     assert set(trained) == {"steps", "heads", "held_out", "base", "output", "configuration"}
     assert set(trained["base"]) == {"loss", "original_loss", "divergence", "trials"}
     assert trained["base"]["trials"] == 10  # five tokens an answer, its end counted
@@ -249,7 +245,9 @@ def test_stages_and_adapter(chat: str) -> None:
     said = treeopt("calibrate", *pair, *few, "-o", "c.safetensors").stderr
     assert "base with adapter two/adapter" in said
     made = load_calibration("c.safetensors").provenance
-    merged = load_base("merged", device="cpu")
+    merged = load_base(chat, device="cpu", adapter="two/adapter")
+    merged.model.save_pretrained("merged")
+    merged.tokenizer.save_pretrained("merged")
     assert made.model_id == merged.fingerprint != load_base(chat, device="cpu").fingerprint
     assert made.made_by["adapter"] == "two/adapter"
     treeopt("build", "--calibration", "c.safetensors", "--nodes", "4", "-o", "t.yaml")
@@ -297,7 +295,6 @@ def test_adapter_mismatch(chat: str) -> None:
         ("--self-distill",),
         ("--heads", "one"),
         ("--rank", "4"),
-        ("--merge", "m"),
         ("--stage", "2", "--heads", "one", "--num-heads", "2"),
         ("--stage", "2", "--load-in-4bit"),
         ("--stage", "2", "--heads-schedule", "cosine"),
@@ -316,104 +313,6 @@ def test_stage_two_without_peft(chat: str, monkeypatch: pytest.MonkeyPatch) -> N
     found = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None if name == "peft" else found(name, *more))
     assert "pip install peft" in error_of("E401", *STAGE_TWO, "--model", chat, "-o", "out", status=4)
-
-
-def test_merged_folder_is_checked_first(chat: str) -> None:
-    """A folder for merged weights that holds other files is refused before training."""
-    error_of("E204", *STAGE_TWO, "--model", chat, "--merge", chat, "-o", "out")
-    assert not Path("out").exists()
-
-
-@looped(
-    "line",
-    [
-        ("--model", "in/base", "--merge", "in/base"),
-        ("--model", "in/base", "--merge", "in"),
-        ("--model", "in/base", "--merge", "in/base/new"),
-        ("--heads", "in/one", "--merge", "in/one"),
-        ("--heads", "in/one/medusa_lm_head.safetensors", "--merge", "in/one"),
-        ("--data", "in/data.jsonl", "--merge", "in"),
-        ("--merge", "out"),
-        ("--merge", "./out/merged"),
-        ("--merge", "in/link"),
-        ("-o", "merged/out", "--merge", "merged"),
-    ],
-)
-@pytest.mark.usefixtures("unloaded")
-def test_merge_with_inputs_or_output_in_its_folder(chat: str, line: tuple[str, ...]) -> None:
-    """A folder of --merge that is an input or -o, contains one or lies in one is E204, and nothing is deleted.
-
-    Every folder looks like that of an earlier merge, which --force would replace.
-    """
-    Path("in/one").mkdir(parents=True)
-    Path(chat).rename("in/base")
-    Path("data.jsonl").rename("in/data.jsonl")
-    Path("in/link").symlink_to(Path("in/base").resolve())
-    Path("in/one/medusa_lm_head.safetensors").write_text("heads")
-    for place in (Path("in"), Path("in/one"), Path("in/base")):
-        (place / "config.json").write_text("{}")
-        files = sorted(path.relative_to(place).as_posix() for path in place.rglob("*"))
-        (place / "treeopt.json").write_text(
-            json.dumps({"files": [*files, "treeopt.json", "one/treeopt.json", "base/treeopt.json"]})
-        )
-    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-    given = ("--data", "in/data.jsonl", "--model", "in/base", "-o", "out", "--force")
-    assert "the folder for the merged model" in error_of("E204", "train", "--stage", "2", *given, *line)
-    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
-
-
-def test_room_for_merged_weights_is_checked_first(chat: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk of --merge with a byte less than the merged weights is E403 before training."""
-    Path("disk").mkdir()
-    model = load_base(chat, device="cpu").model
-    needed = 4 * sum(parameter.numel() for parameter in model.parameters())
-    needed += 4 * model.lm_head.weight.numel() if model.config.tie_word_embeddings else 0
-    free = needed - 1
-
-    def usage(path: Path) -> SimpleNamespace:
-        return SimpleNamespace(total=10**12, free=free if path.name == "disk" else 10**12)
-
-    monkeypatch.setattr("shutil.disk_usage", usage)
-    line = (*STAGE_TWO, "--model", chat, *TINY[:2], "--steps", "1", "--merge", "disk/merged", "-o", "out")
-    result = error_of("E403", *line, status=4)
-    assert "the merged model needs" in result
-    assert "with --merge" in result
-    assert not Path("out").exists()
-    free = needed
-    treeopt(*line)
-    assert Path("disk/merged/model.safetensors").stat().st_size >= needed
-
-
-@looped(
-    ("error", "status"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), 4),
-        (SafetensorError("I/O error: No space left on device (os error 28)"), 4),
-        (RuntimeError("a bug"), 1),
-        (KeyboardInterrupt(), 1),
-    ],
-)
-@pytest.mark.slow
-def test_merge_that_fails_can_be_done_later(
-    chat: str, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int
-) -> None:
-    """Heads and adapter stay, and the expression that is printed gives the merged base."""
-
-    def failing(*_given: Any, **_options: Any) -> None:
-        raise error
-
-    line = (*STAGE_TWO, "--model", chat, *TINY[:2], "--steps", "1", "--dtype", "float32", "--force")
-    with monkeypatch.context() as patch:
-        patch.setattr("transformers.PreTrainedModel.save_pretrained", failing)
-        result = treeopt(*line, "--merge", "merged", "-o", "out", status=status)
-    assert "heads and adapter are written" in result.stderr
-    assert sorted(path.name for path in Path().iterdir()) == ["base", "data.jsonl", "out"]
-    (later,) = re.findall(r"in Python: (treeopt\..*)", result.stderr)
-    loaded = "treeopt.load_base('base', adapter='out/adapter', dtype='float32', device='cpu')"
-    assert later == f"treeopt.save_merged({loaded}, 'merged', overwrite=True)"
-    eval(later, {"treeopt": library})
-    expected = load_base(chat, device="cpu", adapter="out/adapter").fingerprint
-    assert load_base("merged", device="cpu").fingerprint == expected
 
 
 def test_defaults_are_those_of_the_settings() -> None:

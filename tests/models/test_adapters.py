@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
+import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from treeopt.models.adapters import read_adapter
 from treeopt.models.base import Base, load_base
 from treeopt.models.given import load_pair
 from treeopt.models.head_files import save_heads
-from treeopt.models.merged import save_merged
 from treeopt.models.tensors import fingerprint, fingerprints
 from treeopt.train.medusa2 import train_jointly
 from treeopt.train.settings import JointSettings
@@ -120,130 +119,21 @@ def test_embedding_of_a_tied_base_stays(folder: Path, family: str) -> None:
     assert "adapter" not in base.versions()
 
 
-def test_saved_merged_model_loads_in_stock_transformers(folder: Path, tmp_path: Path) -> None:
-    """The saved folder gives the same logits by stock `from_pretrained`, and the same fingerprint by `load_base`."""
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing|fan_in_fan_out")
+def test_lines_of_the_docs_make_a_checkpoint(folder: Path, tmp_path: Path) -> None:
+    """The lines of docs/training.md, pasted: `load_base` of the new folder is the base with its adapter."""
+    said = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    (code,) = re.findall(r"```python\n(  from peft import.*?)```", said, re.DOTALL)
+    lines = [line for line in textwrap.dedent(code).splitlines() if "AutoTokenizer.from" not in line]  # it has none
+    names = {"MODEL": folder / "base", "DIR": tmp_path / "merged"}
+    exec("\n".join(lines).replace("JOINT", str(folder / "run")), names)
     merged = load_base(folder / "base", adapter=folder / "run" / "adapter")
-    assert save_merged(merged, tmp_path / "deep" / "merged") == tmp_path / "deep" / "merged"
-    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "deep" / "merged")
-    assert torch.equal(logits(stock.eval()), logits(merged.model))
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(logits(stock.eval()), logits(merged.model))
+    texts = [model.generate(IDS, max_new_tokens=20, do_sample=False) for model in (stock, merged.model)]
+    assert torch.equal(*texts)
     assert not stock.config.tie_word_embeddings
-    assert load_base(tmp_path / "deep" / "merged").fingerprint == merged.fingerprint
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["merged"]
-    modes = {path.stat().st_mode for path in (tmp_path / "deep" / "merged").iterdir()}
-    assert len(modes) == 1, "the weights can be read by whom the configuration can be read"
-
-
-def test_base_folder_is_not_written(folder: Path, tmp_path: Path) -> None:
-    """Training, merging and saving leave the files of the base; a base, or any other folder, is never replaced."""
-    before = {path: path.read_bytes() for path in (folder / "base").iterdir()}
-    merged = load_base(folder / "base", adapter=folder / "run" / "adapter")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "x").write_text("mine")
-    for place in (folder / "base", folder / "run", tmp_path / "mine"):
-        with pytest.raises(TreeoptError) as caught:
-            save_merged(merged, place, overwrite=True)
-        assert caught.value.code is Code.FILE_UNWRITABLE
-    assert {path: path.read_bytes() for path in (folder / "base").iterdir()} == before
-
-
-def test_merged_folder_is_replaced_on_demand(folder: Path, tmp_path: Path) -> None:
-    """A folder of `save_merged` is replaced with `overwrite` alone; a base without an adapter is not copied."""
-    merged = load_base(folder / "base", adapter=folder / "run" / "adapter")
-    save_merged(merged, tmp_path / "merged")
-    names = {path.name for path in (tmp_path / "merged").iterdir()}
-    assert names >= {"config.json", "generation_config.json", "model.safetensors", "treeopt.json"}
-    (tmp_path / "merged" / "model.safetensors").write_text("old")
-    (tmp_path / "link").symlink_to(tmp_path / "merged")
-    refused(lambda: save_merged(merged, tmp_path / "merged"), Code.FILE_EXISTS)
-    for place in ("merged", "link"):
-        save_merged(merged, tmp_path / place, overwrite=True)
-        assert load_base(tmp_path / "merged").fingerprint == merged.fingerprint
-        assert {path.name for path in tmp_path.iterdir()} == {"merged", "link"}
-        assert {path.name for path in (tmp_path / "merged").iterdir()} == names
-    with pytest.raises(ValueError, match="without an adapter"):
-        save_merged(load_base(folder / "base"), tmp_path / "copy")
-
-
-@pytest.mark.parametrize("foreign", ["more", "medusa_lm_head.safetensors", "deep/more", "empty/"])
-def test_merged_folder_with_a_foreign_file_is_kept(llama: Path, foreign: str) -> None:
-    """A file or folder that `save_merged` did not write, at any depth, is never deleted, and nothing else changes."""
-    merged, place = load_base(llama / "base", adapter=llama / "run" / "adapter"), llama / "merged"
-    save_merged(merged, place)
-    if foreign.endswith("/"):
-        (place / foreign).mkdir()
-    else:
-        (place / foreign).parent.mkdir(exist_ok=True)
-        (place / foreign).write_text("mine")
-    before = contents(llama)
-    for overwrite in (False, True):
-        error = refused(
-            lambda overwrite=overwrite: save_merged(merged, place, overwrite=overwrite), Code.FILE_UNWRITABLE
-        )
-        assert foreign.split("/")[0] in error.what
-    assert contents(llama) == before
-
-
-def test_file_that_appears_while_merged_weights_are_written(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder is checked once more before it is replaced."""
-    merged, place = load_base(llama / "base", adapter=llama / "run" / "adapter"), llama / "merged"
-    save_merged(merged, place)
-    write = type(merged.model).save_pretrained
-
-    def slow(*given: Any, **options: Any) -> None:
-        write(*given, **options)
-        (place / "mine").write_text("mine")
-
-    monkeypatch.setattr(type(merged.model), "save_pretrained", slow)
-    before = contents(llama)
-    refused(lambda: save_merged(merged, place, overwrite=True), Code.FILE_UNWRITABLE)
-    assert contents(llama) == before | {"merged/mine": b"mine"}
-
-
-def test_merged_folder_with_another_note_is_kept(llama: Path) -> None:
-    """A folder whose note does not list the files that were written is not replaced."""
-    merged, place = load_base(llama / "base", adapter=llama / "run" / "adapter"), llama / "merged"
-    save_merged(merged, place)
-    notes = [{"base": "x", "adapter": "y", "files": files} for files in (None, "model.safetensors", [1])]
-    for note in (*map(json.dumps, notes), "{"):
-        (place / "treeopt.json").write_text(note)
-        before = contents(llama)
-        refused(lambda: save_merged(merged, place, overwrite=True), Code.FILE_UNWRITABLE)
-        assert contents(llama) == before
-
-
-def test_merged_folder_is_apart_from_base_and_adapter(llama: Path) -> None:
-    """A folder that is base or adapter, contains one, or lies in one, is refused whatever it holds."""
-    merged = load_base(llama / "base", adapter=llama / "run" / "adapter")
-    before = contents(llama)
-    for place in ("base", "base/new", "run/adapter", "run/adapter/new", "run", "."):
-        error = refused(lambda place=place: save_merged(merged, llama / place, overwrite=True), Code.FILE_UNWRITABLE)
-        assert error.what.startswith("the folder for the merged model, ")
-        assert contents(llama) == before
-
-
-def test_failed_replacement_keeps_the_merged_folder(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the new folder cannot be moved to its place, the old one is back, and nothing else is left."""
-    merged, place = load_base(llama / "base", adapter=llama / "run" / "adapter"), llama / "merged"
-    save_merged(merged, place)
-    before, moved, calls = contents(llama), os.replace, []
-
-    def failing(source: Any, target: Any) -> None:
-        if Path(target) == place and not calls:
-            calls.append(source)
-            raise OSError(errno.EIO, "Input/output error")
-        moved(source, target)
-
-    monkeypatch.setattr(os, "replace", failing)
-    refused(lambda: save_merged(merged, place, overwrite=True), Code.FILE_UNWRITABLE)
-    assert calls
-    assert contents(llama) == before
-
-
-def contents(folder: Path) -> dict[str, bytes | None]:
-    """Everything in a folder by its name: the bytes of a file, None for a folder."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")
-    }
+    assert load_base(tmp_path / "merged").fingerprint == merged.fingerprint
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -291,7 +181,7 @@ def test_adapter_with_its_heads(llama: Path) -> None:
     assert base.notes == ()
     alone, _ = load_pair(str(llama / "run"), None)
     assert ["--adapter" in note for note in alone.notes] == [True]
-    save_merged(base, llama / "merged")
+    base.model.save_pretrained(llama / "merged")
     assert load_pair(str(llama / "run"), str(llama / "merged"))[0].notes == ()
     save_heads(random_heads(alone, 2), llama / "heads", base=str(llama / "base"))
     assert load_pair(str(llama / "heads"), None)[0].notes == ()

@@ -14,7 +14,6 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models import checkpoint
 from treeopt.models.checkpoint import check_size
 from treeopt.models.head_layouts import _scaled
-from treeopt.models.merged import check_merged_writable
 
 # Two embeddings of 6 x 4; in each of two layers 4 matrices of 4 x 4, 3 of 4 x 8 and 2 norms of 4; the last norm.
 WEIGHTS = 2 * 24 + 2 * (64 + 96 + 8) + 4
@@ -105,15 +104,3 @@ def test_eight_bits_by_hand() -> None:
         with pytest.raises(TreeoptError):
             _scaled(state, {}, "m")
     assert "a.input_scale" not in _scaled({**alone, "a.input_scale": torch.tensor(1.0)}, {}, "m")[0]
-
-
-def test_empty_folder_takes_a_merged_model(tmp_path: Path) -> None:
-    """A folder that is absent or empty; another file in it is E204."""
-    empty = tmp_path / "empty"
-    assert check_merged_writable(empty, overwrite=False).name == "empty"
-    empty.mkdir(exist_ok=True)
-    assert check_merged_writable(empty, overwrite=False) == empty
-    (empty / "notes.txt").write_text("mine")
-    with pytest.raises(TreeoptError) as caught:
-        check_merged_writable(empty, overwrite=True)
-    assert caught.value.code is Code.FILE_UNWRITABLE

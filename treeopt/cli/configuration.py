@@ -40,7 +40,7 @@ NOT_STORED = {
     *COMMON,
     *("help", "force", "resume", "shard", "nproc"),
     *("device", "device_map"),  # differ among shards; files have the kinds of devices in `made_by`
-    *("output", "csv", "svg", "chart", "merge"),
+    *("output", "csv", "svg", "chart"),
 }
 # Options in files of 0.1 -> their present names; `top-k` of build and curve was a number of ranks.
 RENAMED = {

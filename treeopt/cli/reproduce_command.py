@@ -162,8 +162,6 @@ def _outputs(file: Path, name: str, content: Mapping[str, Any], folder: Path) ->
     inside = folder / file.name
     if (file / "adapter_config.json").is_file() or (name == "heads convert" and file.is_file()):
         return ["-o", str(folder / "heads")], folder / "heads" / file.name
-    if (file / "treeopt.json").is_file() and (file / "config.json").is_file():
-        return ["-o", str(folder / "heads"), "--merge", str(inside)], inside
     if name == "calibrate" and file.name.endswith(_DRAFTER_SUFFIX):
         return ["-o", str(inside.with_name(inside.name.replace(_DRAFTER_SUFFIX, ".safetensors")))], inside
     if _is_result(file):

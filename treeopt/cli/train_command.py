@@ -33,7 +33,6 @@ _NOT_ALL = FiniteRange(0, 1, max_open=True)
 _STAGES = "1: the heads alone (Medusa-1). 2: the heads and a LoRA adapter of the base (Medusa-2)."
 _WEIGHT = "Stage 2: weight of the heads' loss [default: 0.2, or 0.01 on the sine]."
 _SCHEDULE = "Stage 2 [default: constant with --heads, else sine]."
-_MERGED = "Stage 2: folder for the base with its adapter in the weights, as a checkpoint."
 _joint_options = group(  # of stage 2
     click.option("--stage", type=click.IntRange(1, 2), default=1, help=_STAGES),
     click.option("--heads", help="Stage 2: heads to start from, as those of stage 1 [default: new ones]."),
@@ -44,7 +43,6 @@ _joint_options = group(  # of stage 2
     click.option("--heads-weight", type=ABOVE_ZERO, help=_WEIGHT),
     click.option("--heads-schedule", type=click.Choice(["constant", "sine"]), help=_SCHEDULE),
     click.option("--self-distill", is_flag=True, help="Stage 2: keep the base's distribution, not the texts'."),
-    click.option("--merge", help=_MERGED),
 )
 _RATE = "Peak of the heads' rate [default: 0.001]; at stage 2 of the adapter's [default: 0.0005]."
 
@@ -85,7 +83,6 @@ def run(console: Console, **options: Any) -> None:
     check_inputs()
     _check_options(options)
     from treeopt.models.base import load_base
-    from treeopt.models.merged import check_merged_space
     from treeopt.train.data import read_texts
     from treeopt.verify.probe import check_trees
 
@@ -94,16 +91,12 @@ def run(console: Console, **options: Any) -> None:
     base = load_base(options["model"], **loading_options(options, "load_in_4bit"))
     say_base(console, base)
     check_trees(base)
-    if options["merge"] is not None:
-        check_merged_space(base, options["merge"])
     texts = _texts(console, base, files, options)
     if options["stage"] == 2:
         _say_adapter(console, base)
     again = interruptible(console, lambda: "the same command with --resume continues from the last checkpoint")
     with storing(console.configuration), again, console.progress("train") as progress:
         trained, score = _train(base, texts, options, progress)
-        if options["merge"] is not None and (console.for_people or console.for_programs):  # one process of torchrun
-            _merge(console, options)
     _report(console, trained, score, options)
 
 
@@ -115,7 +108,7 @@ def _check_options(options: dict[str, Any]) -> None:
         raise click.UsageError("--blocks 0 with --shared-lm-head leaves nothing to train")
     check_apart("resume", "force")
     check_apart("steps", "epochs")
-    check_belongs((*_JOINT, "heads", "merge"), "--stage 2", options["stage"] == 2)
+    check_belongs((*_JOINT, "heads"), "--stage 2", options["stage"] == 2)
     if options["heads"] is not None:
         check_belongs(_FORM, "new heads: leave out --heads", holds=False)
     check_belongs(("device_map",), "--stage 1: an adapter is trained on one device", options["stage"] == 1)
@@ -125,7 +118,6 @@ def _check_options(options: dict[str, Any]) -> None:
 def _check_outputs(options: dict[str, Any]) -> None:
     """Check, before any work, that the folders can be written, and at stage 2 that peft is installed."""
     from treeopt.models.adapters import require_peft
-    from treeopt.models.merged import check_merged_writable
     from treeopt.train import medusa2, run
 
     again = {"resume": options["resume"], "overwrite": options["force"]}
@@ -136,8 +128,6 @@ def _check_outputs(options: dict[str, Any]) -> None:
     require_peft()
     inputs = (*inputs, *([] if options["heads"] is None else [options["heads"]]))
     medusa2.check_outputs(Path(options["output"]), inputs, **again)
-    if options["merge"] is not None:
-        check_merged_writable(options["merge"], overwrite=options["force"], others=(*inputs, options["output"]))
 
 
 def _train(
@@ -155,24 +145,6 @@ def _train(
         return train_heads(base, texts, options["output"], settings, **more), None
     found = train_jointly(base, texts, options["output"], settings, heads=options["heads"], **more)
     return found, found.base_score
-
-
-def _merge(console: Console, options: dict[str, Any]) -> None:
-    """Write the base with the new adapter in its weights, which --resume cannot repeat."""
-    from treeopt.models.adapters import ADAPTER_FOLDER
-    from treeopt.models.base import load_base
-
-    adapter, folder = Path(options["output"]) / ADAPTER_FOLDER, options["merge"]
-    try:
-        base = load_base(options["model"], dtype=options["dtype"], device=options["device"], adapter=adapter)
-        treeopt.save_merged(base, folder, overwrite=options["force"])
-    except BaseException:
-        given = "".join(f", {name}={options[name]!r}" for name in ("dtype", "device") if options[name] != "auto")
-        later = f"treeopt.load_base({options['model']!r}, adapter={str(adapter)!r}{given})"
-        later += f", {folder!r}" + (", overwrite=True" if options["force"] else "")
-        console.warn(f"heads and adapter are written; to merge later, in Python: treeopt.save_merged({later})")
-        raise
-    console.note(f"wrote {folder}   the base with the adapter in its weights")
 
 
 def _texts(console: Console, base: Base, files: Sequence[TextFile], options: dict[str, Any]) -> TrainingTexts:

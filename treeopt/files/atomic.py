@@ -63,12 +63,12 @@ def _probe_name(target: Path) -> None:
         os.lstat(target)
 
 
-def check_space(folder: str | os.PathLike[str], needed: int, what: str = "a file", *, option: str = "-o") -> None:
+def check_space(folder: str | os.PathLike[str], needed: int, what: str = "a file") -> None:
     """Raise E403 where the disk of a folder, which need not exist yet, has fewer bytes free than `what` needs."""
     usage = shutil.disk_usage(_nearest(Path(folder)))
     if usage.total and usage.free < needed:  # virtual file systems have no size
         said = f"{what} needs {in_words(needed)} on disk, and {in_words(usage.free)} are free"
-        fix = f"make room, or write to another disk with {option}"
+        fix = "make room, or write to another disk with -o"
         raise TreeoptError(Code.OUT_OF_MEMORY, said, at=str(folder), fix=fix)
 
 

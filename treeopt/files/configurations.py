@@ -48,7 +48,7 @@ DEFAULTS = "defaults"  # the entry of options that are not given
 INPUTS, MADE_BY = "inputs", "made-by"  # entries that are no options
 NO_COMMANDS = (DEFAULTS, INPUTS, MADE_BY)
 _CONFIG_FILE = "config.json"  # of heads, in their folder
-_NOTE_FILES = (_CONFIG_FILE, "treeopt.json")  # of heads; of adapters and merged models
+_NOTE_FILES = (_CONFIG_FILE, "treeopt.json")  # of heads; of adapters
 _COMMENT = "treeopt configuration: "  # of pictures and reports
 _NOTE_SUFFIX, _NOTE_SCHEMA = ".treeopt.yaml", "treeopt.made/1"  # of notes beside files
 _HEADER_PARTS = ((), ("provenance",), ("source",), ("treeopt",))  # of a file's header or data that may have the key
@@ -226,14 +226,12 @@ def _none_stored(path: Path) -> TreeoptError:
 def _header(path: Path) -> dict[str, Any] | None:
     """What a file that is not YAML, or a folder of heads, says of itself; None for a file that may be YAML."""
     if path.is_dir():
-        notes = [path / name for name in _NOTE_FILES if (path / name).is_file()]
-        if not notes:
+        note = next((path / name for name in _NOTE_FILES if (path / name).is_file()), None)
+        if note is None:
             what = f"{path} is a folder without {' or '.join(_NOTE_FILES)}"
-            why = "of folders, those of heads, adapters and merged models store a configuration"
+            why = "of folders, those of heads and adapters store a configuration"
             raise TreeoptError(Code.FILE_INVALID, what, why=why, fix="name a file, or a folder of heads")
-        # A merged model has the config of its base, and a note of ours.
-        headers = [_json(read_bytes(note, MOST_SETTINGS)) for note in notes]
-        return next((one for one in reversed(headers) if _place(one)), headers[0])
+        return _json(read_bytes(note, MOST_SETTINGS))
     if read_head(path, _START).startswith(_PICTURES):
         text = _comment(read_bytes(path, _MOST_READ))
         return None if text is None else {KEY: _json(text.encode())}
@@ -279,7 +277,7 @@ _running: ContextVar[Configuration | None] = ContextVar("running", default=None)
 
 @contextlib.contextmanager
 def storing(configuration: Configuration) -> Iterator[None]:
-    """Context in which heads, adapters and merged models are written with the configuration of a command."""
+    """Context in which heads and adapters are written with the configuration of a command."""
     before = _running.set(configuration)
     try:
         yield

@@ -36,7 +36,7 @@ NOTE_FILE = "treeopt.json"
 # Of peft's settings, those in which adapters of treeopt differ.
 _SETTINGS = {"r", "lora_alpha", "lora_dropout", "target_modules", "base_model_name_or_path", "inference_mode"}
 _SETTINGS |= {"peft_type", "peft_version", "fan_in_fan_out"}
-_WHOLE = "a device_map of accelerators alone, or merge the adapter on a machine that holds the model (save_merged)"
+_WHOLE = "a device_map of accelerators alone, or a base that was merged on a machine that holds it (docs/training.md)"
 _TRAINING = "treeopt train --stage 2 writes adapters"
 
 
