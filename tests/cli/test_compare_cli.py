@@ -12,10 +12,10 @@ from looped import looped
 from program import treeopt, treeopt_json
 
 from treeopt.cli.app import program
-from treeopt.cli.compare_command import as_bars
 from treeopt.evaluate.baselines import Spread
 from treeopt.evaluate.comparison import CompareOptions, Comparison, Figures, Row
-from treeopt.view.charts import Bar, bars_figure, render_bars
+from treeopt.evaluate.comparison_report import picture_rows
+from treeopt.view.charts import Bar, bar_of, bars_figure, render_bars
 
 QUICK = ("--limit", "4", "--max-new-tokens", "8", "--repeats", "2", "--learn-tokens", "0")
 
@@ -116,7 +116,7 @@ def test_table_and_files() -> None:
 
 def test_picture_holds_every_figure_and_is_the_same_again() -> None:
     """The bars are the methods that ran; a lossy one is named; equal figures give equal bytes."""
-    bars = as_bars([made()])
+    bars = [bar_of(*row) for row in picture_rows([made()])]
     assert bars == [
         Bar("autoregressive", 1, 1.0, 1.0, 1.0, 1.0, lossless=True),
         Bar("ngram, static", 16, 2.0, 1.5, 1.4, 1.625, lossless=False),

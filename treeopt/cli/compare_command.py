@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,14 +25,11 @@ from treeopt.cli.options import (
 )
 from treeopt.cli.processes import division_of, is_one_of_several, nproc_option
 from treeopt.defaults import STEP_SIZES
-from treeopt.errors import counted
-from treeopt.facts import Column, Table, attribute, picked, shown, threads
 from treeopt.files.bundled import POCKET_DRAFT
 from treeopt.files.outputs import PICTURE, write_marked
 
 if TYPE_CHECKING:
-    from treeopt.evaluate.comparison import CompareOptions, Comparison, Figures, Row
-    from treeopt.view.charts import Bar
+    from treeopt.evaluate.comparison import CompareOptions, Comparison
 
 _METHODS_HELP = (
     "Comma-separated, of: autoregressive generate lookup recycling assisted mc_sim_7b_63 medusa heads heads+ngram "
@@ -95,6 +91,7 @@ def run(console: Console, **options: Any) -> None:
     settings = [*itertools.product((False, True) if options["compile"] else (False,), dtypes)]
     if len(settings) > 1 and (options["nproc"] > 1 or is_one_of_several()):
         raise click.UsageError("--nproc takes one --dtype, and no --compile")
+    from treeopt.evaluate import comparison_report
     from treeopt.evaluate.compare import divided_compare
     from treeopt.texts.prompts import load_prompts
 
@@ -110,17 +107,19 @@ def run(console: Console, **options: Any) -> None:
             one = divided_compare(base, loaded, prompts, draft, chosen, progress)
         if one is None:
             return
-        _report(console, one)
+        console.report(*comparison_report.report_of(one))
+        console.warn(*(f"warning: {text}" for text in comparison_report.lossy_texts(one)))
         found.append(one)
     if len(found) > 1:
-        _report_settings(console, found)
+        console.report(*comparison_report.fastest_settings(found))
     if options["svg"] is not None:
-        from treeopt.view.charts import render_bars
+        from treeopt.view.charts import bar_of, render_bars
 
-        picture = render_bars(as_bars(found), f"{base.name}, {options['nodes']} nodes")
+        bars = [bar_of(*row) for row in comparison_report.picture_rows(found)]
+        picture = render_bars(bars, f"{base.name}, {options['nodes']} nodes")
         write_marked(options["svg"], picture, PICTURE, console.configuration)
         console.note(f"wrote {options['svg']}")
-    parts = {one.setting: _as_json(one) for one in found}
+    parts = {one.setting: comparison_report.data_of(one) for one in found}
     result = parts[found[0].setting] if len(parts) == 1 else {"settings": parts}
     console.result({**result, **origin_of(base, loaded, draft)})
 
@@ -141,131 +140,3 @@ def _settings(options: Mapping[str, Any]) -> CompareOptions:
         if unknown:
             raise click.BadParameter(f"no method {unknown[0]!r}; they are {' '.join(METHODS)}", param_hint="--methods")
     return CompareOptions(division=division_of(options), **chosen)
-
-
-_NAMES = {"generate": "stock generate"}  # printed in place of a method's name
-
-
-def _name(row: Row) -> str:
-    return _NAMES.get(row.method, row.method)
-
-
-def _share(row: Row) -> str:
-    """The texts that equal those of stock generate."""
-    if row.figures is None:
-        return "left out"
-    return "yes" if row.lossless and row.exact else f"{row.same}/{row.figures.texts}"
-
-
-def _report(console: Console, found: Comparison) -> None:
-    """Print one line a method, the figures by category and turn, and what they are of."""
-    from treeopt.texts.prompts import skipped_text
-
-    best, dtype = found.recommended, found.made_by["dtype"]
-    exact = dtype == "float32"
-    equal = "lossless" if exact else f"equal in {dtype}"
-    columns = (
-        Column("method", _name),
-        Column("nodes", "nodes"),
-        Column("tokens/step", "figures.mean_acceptance_length", ".3f"),
-        Column("tokens/s", "figures.tokens_per_second", ".0f"),
-        Column("speedup", "figures.speedup", ".2f"),
-        Column(equal, _share),
-    )
-    gaps = [gap for row in found.rows for gap in row.gaps]
-    repeats = f"median (quartiles) of {found.repeats} repeats" if found.repeats > 1 else "one repeat"
-    console.report(
-        Table(columns, [*found.rows, dataclasses.replace(best, method=f"recommended: {_name(best)}")]),
-        "tokens/step: all tokens / all steps, the mean acceptance length; speedup: over autoregressive decoding by our "
-        f"loop, without prefill; {repeats}, batch 1, {found.made_by['device']}, {threads(found.made_by['threads'])}",
-        f"{equal}: texts that equal stock greedy generate token for token; "
-        f"learned from {counted(found.learned, 'prompt')}, judged on {len(found.texts)} other texts",
-        *(f"{row.method} was left out: {row.left_out}" for row in found.rows if row.left_out),
-        f"logits where a text first differs: {min(gaps):.2g} to {max(gaps):.2g} apart, by one forward"
-        if gaps
-        else None,
-        *_parts(found),
-        f"not judged, as they equal learned ones: {counted(found.dropped, 'prompt')}" if found.dropped else None,
-        skipped_text(found.skipped),
-    )
-    for row in found.rows if exact else ():
-        if row.lossless is False:
-            texts = counted(len(found.texts) - row.same, "text")
-            console.warn(f"warning: {row.method} differs on {texts}; treeopt validate finds the causes")
-
-
-def _parts(found: Comparison) -> Iterator[str | Table]:
-    """Tokens per step and speedup of each method by category and by turn, where there are several."""
-
-    def column(name: str, texts: int) -> Column:
-        return Column(f"{name}, {texts}", lambda pair: pair[1][name], _short)
-
-    pairs = []
-    for row in (row for row in found.rows if row.figures is not None):
-        turns = {f"turn {turn}": one for turn, one in row.by_turn.items()} if len(row.by_turn) > 1 else {}
-        pairs.append((row, {**row.by_category, **turns}))
-    counts = {name: one.texts for _, parts in pairs for name, one in parts.items()}
-    if counts:
-        yield "tokens/step (speedup) by category and turn, with the number of texts:"
-        yield Table((Column("method", lambda pair: _name(pair[0])), *map(column, counts, counts.values())), pairs)
-
-
-def _short(figures: Figures) -> str:
-    return f"{figures.mean_acceptance_length:.2f} ({shown(attribute(figures.speedup, 'median'), '.2f')})"
-
-
-def _report_settings(console: Console, found: Sequence[Comparison]) -> None:
-    """Print the dtype and forward with the most tokens per second, without and with speculative decoding."""
-
-    def speed(pair: tuple[str, Row]) -> float:
-        return float(attribute(pair[1], "figures.tokens_per_second.median") or 0.0)
-
-    plain = max(((one.setting, one.rows[0]) for one in found), key=speed)
-    best = max(((one.setting, one.recommended) for one in found), key=speed)
-    for what, (setting, row) in (("plain decoding", plain), ("recommended", best)):
-        console.say(f"fastest, {what}: {setting}, {_name(row)}, {speed((setting, row)):.1f} tokens/s")
-
-
-def as_bars(found: Sequence[Comparison]) -> list[Bar]:
-    """The methods that ran, for the picture; of several settings with their names."""
-    from treeopt.view.charts import bar_of
-
-    return [
-        bar_of(_row_as_json(row), _name(row) + (f", {one.setting}" if len(found) > 1 else ""))
-        for one in found
-        for row in one.rows
-        if row.figures is not None
-    ]
-
-
-def _as_json(found: Comparison) -> dict[str, Any]:
-    """The keys of `--json`."""
-    return {
-        **picked(found, "learned", "dropped", "repeats", "made_by"),
-        "rows": [_row_as_json(row) for row in found.rows],
-        "recommended": found.recommended.method,
-        "texts": len(found.texts),
-        "skipped": len(found.skipped),
-    }
-
-
-def _row_as_json(row: Row) -> dict[str, Any]:
-    return {
-        **picked(row, "method", "nodes", "lossless", "gaps"),
-        **_figures_as_json(row.figures),
-        "same_texts": row.same,
-        "by_category": {name: _figures_as_json(figures) for name, figures in row.by_category.items()},
-        "by_turn": {turn: _figures_as_json(figures) for turn, figures in row.by_turn.items()},
-        "left_out": row.left_out or None,
-    }
-
-
-def _figures_as_json(figures: Figures | None) -> dict[str, Any]:
-    """Medians, and quartiles over the repeats; null where they are equal, as those of one repeat."""
-    spreads = picked(figures, "tokens_per_second", "speedup")
-    several = {name: one for name, one in spreads.items() if one is not None and one.low != one.high}
-    return {
-        **picked(figures, "texts", "mean_acceptance_length"),
-        **{name: attribute(spread, "median") for name, spread in spreads.items()},
-        "quartiles": {name: (one.low, one.high) if (one := several.get(name)) else None for name in spreads},
-    }

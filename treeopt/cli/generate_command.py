@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,6 +27,7 @@ from treeopt.cli.options import (
 from treeopt.cli.terminal import colored, printable
 from treeopt.defaults import MAX_DEPTH
 from treeopt.errors import Code, TreeoptError
+from treeopt.facts import picked
 
 if TYPE_CHECKING:
     from treeopt.decode.decoder import TreeDecoder
@@ -157,28 +158,22 @@ def _drawn_decoder(console: Console, options: Mapping[str, Any], rule: Rule) -> 
 
 
 def _measured(
-    console: Console, decoder: TreeDecoder, steps: Sequence[Step], prefill: float, seconds: float
+    console: Console, decoder: TreeDecoder, steps: list[Step], prefill: float, seconds: float
 ) -> dict[str, Any]:
     """The figures of the text, printed to standard error; the first token is known after the prefill."""
-    from treeopt.decode.draft_metrics import DraftMetrics
+    from treeopt.decode.draft_metrics import Decoded
 
-    counts, lengths = [step.num_draft_tokens for step in steps], [len(step) for step in steps]
-    tokens = [token for step in steps for token in step]
-    speed = (len(tokens) - 1) / seconds if len(tokens) > 1 else None
+    text = Decoded(steps, decoder.trees.depth)
+    tokens = len(text.tokens)
+    speed = (tokens - 1) / seconds if tokens > 1 else None
     rate = "" if speed is None else f"  {speed:.0f} tokens/s"
     console.note(  # the text need not end its line
-        f"\n{len(tokens) / len(steps):.2f} tokens per step  {len(tokens)} tokens in {len(steps)} steps{rate}  "
+        f"\n{text.tokens_per_step:.2f} tokens per step  {tokens} tokens in {len(steps)} steps{rate}  "
         f"(first token after {prefill * 1e3:.0f} ms, not included)"
         + ("  LOSSY: typical acceptance" if decoder.acceptance.lossy else "")
     )
-    return {
-        "tokens": tokens,
-        "step_lengths": lengths,
-        "tokens_per_step": len(tokens) / len(steps),
-        "tokens_per_second": speed,
-        "prefill_seconds": prefill,
-        **DraftMetrics.of_steps(lengths, counts, decoder.trees.depth).as_dict(),
-    }
+    figures = picked(text, "tokens", "step_lengths", "tokens_per_step")
+    return {**figures, "tokens_per_second": speed, "prefill_seconds": prefill, **text.draft_metrics.as_dict()}
 
 
 def _prompt(given: str | None) -> str:
