@@ -25,7 +25,7 @@ venv: .venv/installed
 
 # Run every step on the built-in model: calibrate, build, render, compile, validate, generate, report.
 demo: venv
-	$(BIN)/treeopt demo
+	$(BIN)/treeopt demo --force
 
 # Train the built-in model again, in pocket-made/ (one to two hours on two cores); see treeopt/data/pocket/README.md.
 pocket: venv

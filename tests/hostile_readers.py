@@ -20,8 +20,6 @@ from damage import Damage, damage_arrays, damage_bytes, damage_json, damage_tens
 
 from treeopt.calibrate.results import merge_calibrations
 from treeopt.cli.configuration import _read as read_options
-from treeopt.cli.demo_command import Manifest
-from treeopt.cli.report_inputs import listed_inputs
 from treeopt.export.acceptance import read_acceptance
 from treeopt.export.lint import lint_file
 from treeopt.export.trees import import_tree
@@ -119,10 +117,6 @@ def _locked(folder: Path) -> None:
 
 def _merged(path: Path) -> object:
     return merge_calibrations([path])
-
-
-def _manifest(path: Path) -> object:
-    return Manifest(path).check(["a"], force=False)
 
 
 def _output(path: Path) -> object:
@@ -228,9 +222,6 @@ READERS: dict[str, Reader] = {
     "result of generate": Reader(
         lambda path: load_result(path, DecodingResult), "v.json", seeds.decodings, damage_json, _RESULTS
     ),
-    "report-inputs.json": Reader(
-        lambda path: listed_inputs(str(path.parent)), "report-inputs.json", seeds.report_inputs, damage_json, ()
-    ),
     "acceptance": Reader(read_acceptance, "m.json", seeds.acceptances, damage_json, ("read_acceptance",)),
     "prompts .json": Reader(_prompts, "p.json", seeds.prompts_json, damage_json, ("load_prompts", "read_rows")),
     "prompts .jsonl": Reader(_texts, "p.jsonl", seeds.prompts_jsonl, damage_json, ("read_texts",)),
@@ -269,7 +260,6 @@ READERS: dict[str, Reader] = {
     "tokenizer": Reader(
         _tokenizer, "tokenizer.json", seeds.tokenizers, damage_json, ("load_tokenizer",), _with_config, slow=True
     ),
-    "manifest": Reader(_manifest, "m.json", seeds.manifests, damage_json, ()),
     "note of a work folder": Reader(_begun, "begun.json", seeds.begun, damage_json, (), _locked),
     "note of a training": Reader(_note, "begun.json", seeds.begun, damage_json, ()),
     "mark of a checkpoint": Reader(_checkpoint, "whole.json", seeds.marks, damage_json, (), _with_note),

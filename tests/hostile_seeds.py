@@ -166,11 +166,6 @@ def decodings() -> list[bytes]:
     return [_json(DECODING)]
 
 
-def report_inputs() -> list[bytes]:
-    """A listing of a report's inputs."""
-    return [_json({"tree": "tree.yaml", "validation": ["validate.json"], "calibrations": ["c.safetensors"]})]
-
-
 def option_files() -> list[bytes]:
     """Files for --config: options alone, by command, and those stored in files of treeopt."""
     plain = b"nodes: 8\nbuild:\n  values: joint\n  max-depth: 3\ndefaults: {kind: static}\n"
@@ -309,11 +304,6 @@ def adapter_notes() -> list[bytes]:
 def adapter_configs() -> list[bytes]:
     """The config of an adapter."""
     return [_json({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "lora_dropout": 0.0})]
-
-
-def manifests() -> list[bytes]:
-    """The manifest of a folder."""
-    return [_json({"a": "0" * 64, "b": "f" * 64})]
 
 
 def begun() -> list[bytes]:

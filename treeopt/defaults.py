@@ -26,7 +26,6 @@ MAX_NODES = 1 << 17  # of a tree; a file of 8 MiB holds fewer where paths are lo
 CALIBRATION_FILE = "calibration.safetensors"
 DRAFTER_FILE = "drafter.safetensors"
 PROFILE_FILE = "profile.yaml"
-REPORT_INPUTS_FILE = "report-inputs.json"  # in a run folder: the inputs of its report
 
 ONE_NODE = 1  # the tree of the root alone: autoregressive decoding without heads, to which overheads refer
 PROFILE_NODES = (ONE_NODE, 2, 4, 8, 16, 32, 64, 128, 256)  # the sizes that are measured by default

@@ -53,7 +53,7 @@ def test_demo_prints_commands_table_and_files(done: Result, tmp_path: Path) -> N
     assert [row[0] for row in rows] == labels
     assert all(row[1] == row[2] and row[4] == "yes" for row in rows)
     written = next(line for line in done.stdout.splitlines() if line.startswith("wrote ")).split()[1:]
-    assert len(written) == 18
+    assert len(written) == 17
     assert all((tmp_path / name).is_file() for name in written)
     page = Page((tmp_path / "out" / "report.html").read_text())
     assert [one["file"] for one in page.data["validations"]][:1] == ["validate-static16.json"]
@@ -71,14 +71,23 @@ def test_a_shown_command_can_be_typed_again(done: Result) -> None:
     assert Path("out/static16.yaml").read_bytes() == before
 
 
-def test_a_failing_step_ends_the_demo_with_its_status() -> None:
-    """Where a file cannot be written the demo stops, with that command's exit status."""
+def test_a_file_that_cannot_be_written_ends_the_demo() -> None:
+    """It is found before any work."""
     Path("out").mkdir()
     Path("out/tree.svg").mkdir()
     done = CliRunner().invoke(program, ["demo", "-o", "out"])
     assert done.exit_code == 3
-    assert done.stderr.count("error[E203]: out/tree.svg cannot be read: Is a directory") == 1
-    assert "validate" not in done.stdout
+    assert done.stderr.count("error[E204]: out/tree.svg is a folder") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.usefixtures("done")
+def test_a_second_demo_needs_force() -> None:
+    """Traces and results take long to make, so an earlier demo ends the next one, before any work."""
+    again = CliRunner().invoke(program, ["demo", "-o", "out"])
+    assert again.exit_code == 3
+    assert "error[E202]: out/heads.safetensors exists" in again.stderr
+    assert "choose another name with -o, or overwrite it with --force" in again.stderr
 
 
 @pytest.mark.slow
@@ -100,9 +109,9 @@ def test_a_forced_demo_makes_equal_files() -> None:
     ("name", "content"),
     [
         ("heads.safetensors", "precious"),
+        ("ngram.drafter.safetensors", "precious"),
         ("tree.svg", "precious"),
-        ("demo-manifest.json", "precious"),
-        ("demo-manifest.json", '{"mine": [1, 2, 3]}'),
+        ("generate.json", "{}"),
     ],
 )
 def test_a_demo_keeps_files_that_it_did_not_make(name: str, content: str) -> None:

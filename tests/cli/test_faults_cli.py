@@ -11,7 +11,7 @@ import pytest
 from broken_disk import BrokenDisk
 from fault_runs import CHEAP, DEAR, Run, contents, faults_of, invoke, make_inputs, make_older
 from looped import looped
-from program import error_of, treeopt
+from program import treeopt
 
 RUNS = (*CHEAP, *(run for run in DEAR if run.name in ("calibrate", "distill")))
 
@@ -54,12 +54,6 @@ def test_disk_that_fails(run: Run, inputs: Path, monkeypatch: pytest.MonkeyPatch
             result = invoke(run, "--force")
         assert broken.failed
         assert faults_of(run, result, broken, before, whole) == []
-
-
-def test_key_twice_in_the_inputs_of_a_report() -> None:
-    """The listing of a folder is refused where a key is given twice."""
-    Path("report-inputs.json").write_text('{"tree": "a.yaml", "tree": "b.yaml"}')
-    assert "it has the key 'tree' twice" in error_of("E203", "report", ".")
 
 
 def test_dot_shows_the_title() -> None:

@@ -116,20 +116,6 @@ def test_report_has_no_local_path(tmp_path: Path) -> None:
     assert (made_of["heads"], made_of["provenance"]["prompts"]) == ("lmsys/heads", {"name": "p.jsonl"})
 
 
-def test_a_report_of_a_moved_folder_is_reproduced(tmp_path: Path) -> None:
-    """The inputs of an absolute FOLDER are stored below its name, which `--map` finds elsewhere."""
-    Path("run").mkdir()
-    Path("tree.yaml").rename("run/tree.yaml")
-    Path("run/report-inputs.json").write_text('{"tree": "tree.yaml"}')
-    report(str(tmp_path / "run"), "-o", "one.html")
-    assert str(tmp_path) not in Path("one.html").read_text()
-    Path("run").rename("moved")
-    done = CliRunner().invoke(program, ["reproduce", "one.html", "--map", f"run={tmp_path / 'moved'}"])
-    assert (done.exit_code, "identical" in done.stdout) == (0, False), done.output
-    Path("moved").rename("run")
-    assert "identical: the same bytes" in CliRunner().invoke(program, ["reproduce", "one.html"]).stdout
-
-
 def test_report_of_a_policy() -> None:
     """A policy has no cross-validated figure; its expected one is shown."""
     policy = TreePolicy(8, 2, "0123456789abcdef", expected=PolicyExpected(1.5, 1.4, 8.0))
@@ -140,72 +126,15 @@ def test_report_of_a_policy() -> None:
     assert "1.500" in page.split('id="provenance"')[0]
 
 
-def test_report_of_a_folder() -> None:
-    """A folder lists its inputs, relative to itself; the page shows them so, and the comment at its end as typed."""
-    Path("run").mkdir()
-    for name in ("tree.yaml", "validate.json"):
-        Path(name).rename(Path("run", name))
-    Path("run", "report-inputs.json").write_text('{"tree": "tree.yaml", "validation": ["validate.json"]}')
-    report("run", "-o", "one.html")
-    page = Page(Path("one.html").read_text())
-    assert set(PARTS) & set(page.data) == {"tree", "validations"}
-    shown, comment, _ = Path("one.html").read_text().partition("<!-- treeopt configuration")
-    assert comment
-    assert "run/" not in shown
-
-
-@looped("linked", ["tree.yaml", "validate.json", "report-inputs.json", "."])
-def test_links_of_a_folder_stay_in_it(linked: str) -> None:
-    """A listing, or a file that it names, that is a link out of the folder is E203; links in it are followed."""
-    listing = '{"tree": "%s", "validation": ["validate.json"]}'
-    Path("run").mkdir()
-    Path("run", "files").mkdir()
-    Path("listing.json").write_text(listing % "tree.yaml")
-    for name, source in (("tree.yaml",) * 2, ("validate.json",) * 2, ("report-inputs.json", "listing.json")):
-        file = Path(source) if name == linked else Path(source).rename(Path("run", "files", name))
-        Path("run", name).symlink_to(file.absolute())
-    if linked == ".":  # the folder that is given may be a link
-        Path("other").symlink_to("run")
-        report("other")
-        Path("run", "out").symlink_to("..")
-        Path("tree.yaml").touch()
-        Path("run", "files", "report-inputs.json").write_text(listing % "out/tree.yaml")
-        linked = "out/tree.yaml"
-    refused = report("run", "-o", "refused.html", status=3).stderr
-    assert f"error[E203]: run/{linked} is a link to another folder" in refused
-    assert not Path("refused.html").exists()
-
-
-@looped(
-    "content",
-    [
-        "[1]",
-        '{"trees": "a"}',
-        '{"tree": ["a"]}',
-        '{"validation": [1]}',
-        "{",
-        '{"tree": NaN}',
-        "{}",
-        '{"validation": []}',
-    ],
-)
-def test_a_broken_listing_is_one_error(content: str) -> None:
-    """A listing that is not one is E203, before any work."""
-    Path("run").mkdir()
-    Path("run", "report-inputs.json").write_text(content)
-    assert "error[E203]" in report("run", status=3).stderr
-
-
 @looped(
     ("arguments", "words"),
     [
         ([], "Missing inputs"),
-        (["run", "--tree", "tree.yaml"], "FOLDER lists the inputs: leave out --tree"),
         (["--validation", "validate.json", "--validation", "validate.json"], "is given twice"),
     ],
 )
 def test_usage(arguments: list[str], words: str) -> None:
-    """No input, two kinds of input, and one input twice are usage errors."""
+    """No input, and one input twice are usage errors."""
     assert words in report(*arguments, status=2).stderr
 
 

@@ -21,7 +21,6 @@ from looped import looped
 from refusals import refusal_of
 
 from treeopt.calibrate.results import merge_calibrations
-from treeopt.cli.report_inputs import listed_inputs
 from treeopt.errors import Code
 from treeopt.export.acceptance import read_acceptance
 from treeopt.files import read, strict_yaml
@@ -49,10 +48,9 @@ PEAK = 50_000_000  # bytes that refusing a gigabyte may take
             "prompt set",
             "--config",
             "result of validate",
-            "report-inputs.json",
             "acceptance",
         ),
-        *("config of heads", "adapter's note", "generation config", "config of a model", "manifest"),
+        *("config of heads", "adapter's note", "generation config", "config of a model"),
         *("note of a work folder", "note of a training", "mark of a checkpoint", "growmap (.pt)"),
     ],
 )
@@ -65,11 +63,11 @@ def test_a_gigabyte_is_refused_before_it_is_read(name: str, tmp_path: Path) -> N
     os.truncate(path, GIGABYTE)
     tracemalloc.start()
     try:
-        error = refusal_of(reader.read, path) if name != "manifest" else None
+        error = refusal_of(reader.read, path)
         assert tracemalloc.get_traced_memory()[1] < PEAK
     finally:
         tracemalloc.stop()
-    assert error is None or error.code in (Code.FILE_INVALID, Code.RESUME_INVALID, Code.ENGINE_FILE_INVALID)
+    assert error.code in (Code.FILE_INVALID, Code.RESUME_INVALID, Code.ENGINE_FILE_INVALID)
 
 
 def validation(path: Path) -> ValidationResult:
@@ -132,13 +130,8 @@ def test_yaml_bombs(text: str, tmp_path: Path) -> None:
     assert "alias" in error.what or "nested" in error.what
 
 
-TWICE = '{"tree": "a.yaml", "tree": "b.yaml"}'
-
-
 def test_keys_twice(tmp_path: Path) -> None:
     """A key that is in an object twice is refused, not decided by the parser."""
-    (tmp_path / "report-inputs.json").write_text(TWICE)
-    assert "has the key 'tree' twice" in refusal_of(listed_inputs, str(tmp_path)).what
     result = seeds.validations()[0].replace(b"{", b'{"tokens": 7, ', 1)
     (tmp_path / "v.json").write_bytes(result)
     assert "has the key 'tokens' twice" in refusal_of(validation, tmp_path / "v.json").what
@@ -238,14 +231,6 @@ def test_shards_of_a_run_without_number(tmp_path: Path) -> None:
     error = refusal_of(merge_calibrations, [file])
     assert error.code is Code.SHARDS_INCOMPLETE
     assert "and 2147483640 more are missing" in error.what
-
-
-@looped("name", ["../v.json", "/etc/passwd", "a/../../v.json"])
-def test_report_inputs_outside_their_folder(name: str, tmp_path: Path) -> None:
-    """A run folder lists files of its own."""
-    for content in ({"tree": name}, {"validation": ["v.json", name]}):
-        (tmp_path / "report-inputs.json").write_text(json.dumps(content))
-        assert "not in its folder" in refusal_of(listed_inputs, str(tmp_path)).what
 
 
 def test_parquet_of_many_equal_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

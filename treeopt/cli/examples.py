@@ -16,8 +16,8 @@ treeopt learn --model Qwen/Qwen3-0.6B --prompts prompts.jsonl  # a drafter for a
 treeopt learn --model Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --prompts alpaca_eval  # with a smaller model as draft model
 treeopt merge calibration.0-of-2.safetensors calibration.1-of-2.safetensors  # shards of `treeopt calibrate --shard`
 treeopt merge code.safetensors chat.safetensors -o both.safetensors  # calibrations of other prompts
-treeopt report demo  # of the files of `treeopt demo`
 treeopt report --calibration calibration.safetensors --tree tree.yaml  # of a tree and its traces
+treeopt report --validation validate.json --decoding generate.json -o text.html  # of results of --json
 treeopt profile --heads FasterDecoding/medusa-vicuna-7b-v1.3 --dtype float16  # the default sizes, on this machine
 treeopt profile --drafter drafter.safetensors --kind dynamic  # per-step trees of a learned drafter
 treeopt build --nodes 64 -o tree.yaml  # 64 nodes, from calibration.safetensors

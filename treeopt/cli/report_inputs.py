@@ -15,17 +15,15 @@ from treeopt.cli.checks import several
 from treeopt.cli.console import Console
 from treeopt.cli.curve_command import measured_curve
 from treeopt.cli.drafters import warn_edited
-from treeopt.defaults import HEADS, KINDS, ONE_NODE, REPORT_INPUTS_FILE
+from treeopt.defaults import HEADS, KINDS, ONE_NODE
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.profiles import load_profile
-from treeopt.files.read import leaves_folder, stays_in
 from treeopt.files.results import (
     ComparisonResult,
     DecodingResult,
     MadeWith,
     ValidationResult,
-    load_json,
     load_result,
 )
 from treeopt.files.trees import load_plan, plan_id
@@ -44,54 +42,8 @@ _LOADERS: dict[str, Callable[[str], Any]] = {
     "decoding": functools.partial(load_result, schema=DecodingResult),
 }
 INPUTS = tuple(_LOADERS)
-SEVERAL = ("calibrations", "validation")
-_FORMATS = (
-    f"{REPORT_INPUTS_FILE} is a JSON object of options and files: "
-    '{"tree": "tree.yaml", "validation": ["validate.json"]}'
-)
 
 Made = tuple[str, MadeWith]  # a file, and what it was made with
-
-
-def listed_inputs(folder: str) -> dict[str, Any]:
-    """The inputs that a run folder lists, as options of the command.
-
-    Raises:
-        TreeoptError: E201 where there is no listing, E203 where it is not one, or it or what it names is in another
-            folder, also through links.
-    """
-    file = Path(folder) / REPORT_INPUTS_FILE
-    _check_inside(folder, REPORT_INPUTS_FILE, file)
-    data = load_json(file, _FORMATS)
-    if not (isinstance(data, dict) and any(data.values()) and all(map(_is_listed, data.items()))):
-        what = f"{file} does not list the inputs of a report"
-        raise TreeoptError(Code.FILE_INVALID, what, at=str(file), why=_FORMATS)
-    found: dict[str, Any] = {name: () if name in SEVERAL else None for name in INPUTS}
-    for name, value in data.items():
-        for one in several(value):
-            _check_inside(folder, one, file)
-        paths = tuple(str(Path(folder) / one) for one in several(value))
-        found[name] = paths if name in SEVERAL else paths[0]
-    return found
-
-
-def _is_listed(item: tuple[str, Any]) -> bool:
-    name, value = item
-    if name in SEVERAL:
-        return isinstance(value, list) and all(isinstance(one, str) for one in value)
-    return name in INPUTS and isinstance(value, str)
-
-
-def _check_inside(folder: str, name: str, listing: Path) -> None:
-    """Raise E203 where a name leaves the folder, by itself or through links."""
-    file, what = Path(folder) / name, ""
-    if leaves_folder(name):
-        what = f"{listing} names {name!r}, which is not in its folder"
-    elif not stays_in(file, Path(folder)):
-        what = f"{file} is a link to another folder, or not the name of a file"
-    if what:
-        why, fix = "a folder lists files of its own", "treeopt report --help has an option for each input"
-        raise TreeoptError(Code.FILE_INVALID, what, at=str(file), why=why, fix=fix)
 
 
 def load_inputs(console: Console, options: Mapping[str, Any]) -> ReportInputs:
