@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.calibration import Calibration
-from treeopt.errors import Code, TreeoptError
+from treeopt.defaults import DEFAULT_TOP_K, HEADS
+from treeopt.errors import Code, TreeoptError, counted
+from treeopt.facts import Column, Part, Table, percent, picked
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.configurations import DEFAULTS
 from treeopt.files.strict_yaml import schema_of
+from treeopt.optimize.build_report import reliability_text
+from treeopt.optimize.chains import chain_parts, predict_chains
+from treeopt.optimize.per_step import calibration_error
 from treeopt.runs.shards import SCHEMA, CalibrationShard, Shard, load_shard
-from treeopt.texts.prompts import Skipped
+from treeopt.texts.prompts import Skipped, skipped_text
 
 if TYPE_CHECKING:
     from treeopt.drafting.learn import Learned
@@ -39,6 +45,7 @@ class CalibrationRun:
 
 _Parts = Sequence[tuple[str, CalibrationShard]]  # names of files, and shards
 _SHOWN = 8  # missing shards that a message names
+_SHOWN_RANKS = 4
 
 
 def merge_calibrations(paths: Sequence[str | os.PathLike[str]]) -> CalibrationRun:
@@ -139,3 +146,78 @@ def _settings(part: CalibrationShard) -> Mapping[str, Any]:
         kind = " (default)" if section == DEFAULTS else ""
         found |= {f"--{name}{kind}": value for name, value in options.items()}
     return found
+
+
+def run_parts(run: CalibrationRun, *, drafts: bool = False) -> Iterator[Part]:
+    """What was traced; of a learned drafter its text, and where a model `drafts` its chains."""
+    if run.learned is not None:
+        yield from run.learned.lines()
+    if drafts:
+        yield from chain_parts(predict_chains(run.calibration, 0.0))
+    yield _accuracy(run)
+    yield from _counts(run)
+    yield skipped_text(run.skipped)
+    if run.answers_cut:
+        yield f"{run.answers_cut} given answers were cut at --max-new-tokens"
+    if run.calibration.steps is not None:
+        yield reliability_text(run.calibration)
+
+
+def run_as_dict(run: CalibrationRun) -> dict[str, Any]:
+    """What programs read of it."""
+    calibration, learned = run.calibration, run.learned
+    top_k = min(DEFAULT_TOP_K, calibration.top_k)
+    return {
+        **picked(run, "heads", "answers_cut"),
+        **picked(calibration, "positions", "temperature", "trials"),
+        "levels": calibration.num_heads,
+        "prompts": calibration.sequences,
+        "texts_distinct": calibration.distinct,
+        "skipped": len(run.skipped),
+        "skipped_prompts": run.skipped,
+        "top_k": top_k,
+        "target_ranks": None if calibration.target is None else calibration.target.ranks,
+        "accuracy": calibration.accuracy[:, :top_k],
+        "standard_error_top_1": calibration.standard_error(1)[:, 0],
+        "drafter": calibration.provenance.drafter_id or HEADS,
+        "learned": None if learned is None else learned.as_dict(),
+        "calibration_error": None if calibration.steps is None else calibration_error(calibration),
+    }
+
+
+def _accuracy(run: CalibrationRun) -> Table:
+    """The accuracy of each head or level, by rank; the first with its error."""
+    trials, accuracy = run.calibration.trials.tolist(), run.calibration.accuracy[:, :DEFAULT_TOP_K]
+    top_k = accuracy.shape[1]
+    errors = run.calibration.standard_error(1)[:, 0]
+
+    def first(level: int) -> str:
+        error = f" ± {errors[level]:.1%}" if math.isfinite(errors[level]) else ""
+        return f"{accuracy[level, 0]:.1%}{error}"
+
+    def later(rank: int) -> Column:
+        return Column(f"rank {rank}", lambda level: accuracy[level, rank] if trials[level] else None, percent)
+
+    columns = (
+        Column("", lambda level: f"head {level + 1}" if level < run.heads else f"level {level + 1}"),
+        Column("rank 0", lambda level: first(level) if trials[level] else None),
+        *map(later, range(1, min(_SHOWN_RANKS, top_k))),
+        Column(f"top-{top_k}", lambda level: accuracy[level].sum() if trials[level] else None, percent),
+        Column("trials", lambda level: trials[level]),
+    )
+    return Table(columns, range(len(trials)))
+
+
+def _counts(run: CalibrationRun) -> Iterator[str]:
+    """What the accuracies are of."""
+    calibration = run.calibration
+    clustered = any(map(math.isfinite, calibration.standard_error(1)[:, 0].tolist()))
+    yield (
+        f"{counted(calibration.sequences, 'text')}, {calibration.distinct} distinct, {calibration.positions} positions"
+        "; accuracy by rank" + ("; ± one standard error, clustered by text" if clustered else "")
+    )
+    if calibration.target is not None:
+        yield (
+            f"sampled at temperature {calibration.temperature:g}, with the target's probabilities of "
+            f"{calibration.target.ranks} candidates per {'head' if run.heads == calibration.num_heads else 'level'}"
+        )

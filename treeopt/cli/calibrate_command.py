@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ from treeopt.cli.drafters import (
     uses_heads,
     warn_no_trees,
 )
-from treeopt.cli.learn_command import announce_learning, chain_parts, learned_as_dict, report_learned
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import check_outputs, chosen_prompts, load_models, model_options, prompt_options, say_prompts
 from treeopt.cli.work_options import (
@@ -37,9 +35,8 @@ from treeopt.cli.work_options import (
     shard_option,
     work_options,
 )
-from treeopt.defaults import CALIBRATION_FILE, DEFAULT_TOP_K, HEADS, KINDS, MODEL, NGRAM
-from treeopt.errors import Code, TreeoptError, counted
-from treeopt.facts import Column, Table, percent, picked
+from treeopt.defaults import CALIBRATION_FILE, HEADS, KINDS, MODEL, NGRAM
+from treeopt.errors import Code, TreeoptError
 
 if TYPE_CHECKING:
     from treeopt.calibrate.pipeline import CalibrationOptions
@@ -94,6 +91,7 @@ def run(console: Console, **options: Any) -> None:
     work = open_work(options)
     check_inputs()
     from treeopt.calibrate.pipeline import calibrate, job_of
+    from treeopt.drafting.learn import few_positions
     from treeopt.verify.probe import check_trees
 
     drafter = treeopt.load_drafter(drafter_file) if drafter_file is not None and learning is None else None
@@ -105,7 +103,7 @@ def run(console: Console, **options: Any) -> None:
     else:
         check_trees(base)
     if learning is not None:
-        announce_learning(console, learning, prompts, options["max_new_tokens"], given=settings.responses)
+        console.note(learning.announcement(prompts, options["max_new_tokens"], given=settings.responses))
     with ending_work(console, work):
         with console.progress("calibrate") as progress:
             job = job_of(*given, drafter=drafter, learning=learning, progress=progress)
@@ -114,7 +112,10 @@ def run(console: Console, **options: Any) -> None:
             return
         _save(run, drafter_file, options, console.configuration)
         work.remove()
-    _report(console, run, options["output"], drafter_file, drafts=job.draft is not None)
+    if run.learned is not None:
+        console.warn(*few_positions(run.calibration.positions))
+    made = None if run.learned is None else drafter_file
+    report_calibration(console, run, options["output"], made, drafts=job.draft is not None)
 
 
 command = run
@@ -217,89 +218,13 @@ def _warn_known(console: Console, drafter: treeopt.Drafter, prompts: PromptSet) 
         )
 
 
-def _report(console: Console, run: CalibrationRun, output: str, drafter_file: str | None, *, drafts: bool) -> None:
-    if run.learned is not None:
-        report_learned(console, run.learned, run.calibration.positions)
-    if drafts:
-        from treeopt.optimize.chains import predict_chains
+def report_calibration(
+    console: Console, run: CalibrationRun, output: str, drafter_output: str | None = None, *, drafts: bool = False
+) -> None:
+    """Print what was traced; `drafts` by a draft model, whose chains are predicted."""
+    from treeopt.calibrate.results import run_as_dict, run_parts
 
-        console.report(*chain_parts(predict_chains(run.calibration, 0.0)))
-    report_calibration(console, run, output, drafter_file if run.learned is not None else None)
-
-
-_SHOWN_RANKS = 4
-
-
-def report_calibration(console: Console, run: CalibrationRun, output: str, drafter_output: str | None) -> None:
-    from treeopt.optimize.build_report import reliability_text
-    from treeopt.optimize.per_step import calibration_error
-    from treeopt.texts.prompts import skipped_text
-
-    calibration, learned = run.calibration, run.learned
-    top_k = min(DEFAULT_TOP_K, calibration.top_k)
-    console.report(
-        _accuracy(run, top_k),
-        *_counts(run),
-        skipped_text(run.skipped),
-        f"{run.answers_cut} given answers were cut at --max-new-tokens" if run.answers_cut else None,
-        None if calibration.steps is None else reliability_text(calibration),
-    )
+    console.report(*run_parts(run, drafts=drafts))
     written = output if drafter_output is None else f"{output} and {drafter_output}"
     console.note(f"wrote {written}   next: treeopt build --nodes 64 --calibration {output} -o tree.yaml")
-    console.result(
-        {
-            **picked(run, "heads", "answers_cut"),
-            **picked(calibration, "positions", "temperature", "trials"),
-            "levels": calibration.num_heads,
-            "prompts": calibration.sequences,
-            "texts_distinct": calibration.distinct,
-            "skipped": len(run.skipped),
-            "skipped_prompts": run.skipped,
-            "top_k": top_k,
-            "target_ranks": None if calibration.target is None else calibration.target.ranks,
-            "accuracy": calibration.accuracy[:, :top_k],
-            "standard_error_top_1": calibration.standard_error(1)[:, 0],
-            "drafter": calibration.provenance.drafter_id or HEADS,
-            "learned": None if learned is None else learned_as_dict(learned),
-            "calibration_error": None if calibration.steps is None else calibration_error(calibration),
-            "output": output,
-            "drafter_output": drafter_output,
-        }
-    )
-
-
-def _accuracy(run: CalibrationRun, top_k: int) -> Table:
-    """The accuracy of each head or level, by rank; the first with its error."""
-    trials, accuracy = run.calibration.trials.tolist(), run.calibration.accuracy[:, :top_k]
-    errors = run.calibration.standard_error(1)[:, 0]
-
-    def first(level: int) -> str:
-        error = f" ± {errors[level]:.1%}" if math.isfinite(errors[level]) else ""
-        return f"{accuracy[level, 0]:.1%}{error}"
-
-    def later(rank: int) -> Column:
-        return Column(f"rank {rank}", lambda level: accuracy[level, rank] if trials[level] else None, percent)
-
-    columns = (
-        Column("", lambda level: f"head {level + 1}" if level < run.heads else f"level {level + 1}"),
-        Column("rank 0", lambda level: first(level) if trials[level] else None),
-        *map(later, range(1, min(_SHOWN_RANKS, top_k))),
-        Column(f"top-{top_k}", lambda level: accuracy[level].sum() if trials[level] else None, percent),
-        Column("trials", lambda level: trials[level]),
-    )
-    return Table(columns, range(len(trials)))
-
-
-def _counts(run: CalibrationRun) -> Iterator[str]:
-    """What the accuracies are of."""
-    calibration = run.calibration
-    clustered = any(map(math.isfinite, calibration.standard_error(1)[:, 0].tolist()))
-    yield (
-        f"{counted(calibration.sequences, 'text')}, {calibration.distinct} distinct, {calibration.positions} positions"
-        "; accuracy by rank" + ("; ± one standard error, clustered by text" if clustered else "")
-    )
-    if calibration.target is not None:
-        yield (
-            f"sampled at temperature {calibration.temperature:g}, with the target's probabilities of "
-            f"{calibration.target.ranks} candidates per {'head' if run.heads == calibration.num_heads else 'level'}"
-        )
+    console.result({**run_as_dict(run), "output": output, "drafter_output": drafter_output})

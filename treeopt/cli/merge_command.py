@@ -42,7 +42,7 @@ def run(console: Console, **options: Any) -> None:
         named = {"merge": {"files": sorted(options["files"])}}  # files in another order give the same bytes
         calibration = with_configuration(calibration, {**console.configuration, **named})
     save_calibration(calibration, options["output"], overwrite=options["force"])
-    report_calibration(console, run, options["output"], None)
+    report_calibration(console, run, options["output"])
 
 
 command = run

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from treeopt.defaults import LEARN_TOKENS, LEVELS, MAX_DEPTH
 from treeopt.drafter import LM_HEAD_LEVELS, MAX_WINDOW, TOP_LOGPROBS, WINDOW, Drafter, Level
@@ -18,7 +19,8 @@ from treeopt.drafting.count import NgramCounts, count_drawn, count_texts
 from treeopt.drafting.fit import FitSample, fit_drafter
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.plans import proposer_for
-from treeopt.errors import check_counts
+from treeopt.errors import check_counts, counted
+from treeopt.facts import picked
 from treeopt.models.base import Base, Stopwatch
 from treeopt.models.heads import MedusaHeads
 from treeopt.ngram_table import CONTEXT, NgramTable
@@ -27,11 +29,13 @@ from treeopt.runs.work import ALONE, BatchRun, Chunk
 from treeopt.sampling import check_seed, check_temperature
 from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.encode import Text
+from treeopt.texts.prompts import PromptSet
 from treeopt.texts.samples import Drawing, draw
 
 FOLDS = 4
 TOP = 16  # candidates of a level from its head
 VOTED = 16  # candidates of a level from the cache, where the n-gram table is empty
+_FEW = 1000  # positions; fewer are too few for the weights and the calibration map of a level
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,18 @@ class Learning:
         if self.window != 0 and not CONTEXT <= self.window <= MAX_WINDOW:
             raise ValueError(f"window is {self.window}: 0, or from {CONTEXT} to {MAX_WINDOW}")
 
+    def announcement(self, prompts: PromptSet, max_new_tokens: int, *, given: bool = False) -> str:
+        """The parts of the work before it begins, with the numbers of answers and of tokens to sample."""
+        # Of given answers only those to first turns are read.
+        count = sum(1 if given else 1 + len(prompt.later) for prompt in prompts.prompts)
+        verb = "reads" if given else "generates"
+        parts = [f"{verb} {count:,} answers of up to {max_new_tokens:,} tokens to {len(prompts.prompts):,} prompts"]
+        if self.ngram and self.tokens:
+            less = "fewer if all answers repeat"
+            parts.append(f"samples {self.tokens:,} more tokens at temperature {self.temperature} ({less})")
+            parts.append("counts all tokens")
+        return f"learning {', '.join([*parts, 'fits the drafter', 'traces the answers'])}"
+
 
 @dataclass(frozen=True, eq=False)
 class Learned:
@@ -88,6 +104,36 @@ class Learned:
         """For each text, the `Proposer` of the drafter whose table leaves it out."""
         folds = [proposer_for(base, heads, drafter, draft) for drafter in self.folds]
         return [folds[self.fold_of[text.prompt_id]] for text in texts]
+
+    def lines(self) -> Iterator[str]:
+        """What is printed: the text that was counted, the size of the n-gram table, and the seconds."""
+        table, source = self.drafter.ngram_table, self.drafter.source.get("learning", {})
+        if table is not None and table.empty:
+            yield "nothing was counted: the n-gram table is empty, and the text so far gives the candidates"
+        elif table is not None:
+            sampled = f", and answers sampled at temperature {source.get('temperature')}, seed {source.get('seed')}"
+            yield (
+                f"learned from {table.num_tokens:,} tokens: {len(self.fold_of)} prompts with their answers"
+                f"{sampled if source.get('tokens') else ''}; the model's greedy choice after each token is counted"
+            )
+            yield f"n-gram table: {table.contexts:,} contexts of 1 to 4 tokens, {table.bytes / 1e6:.1f} MB"
+        yield ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
+
+    def as_dict(self) -> dict[str, Any]:
+        """What programs read of it: the drafter's weights, too."""
+        table = self.drafter.ngram_table
+        return {
+            **picked(self.drafter, "id", "levels", "source"),
+            **picked(self, "tokens", "seconds"),
+            "contexts": 0 if table is None else table.contexts,
+            "bytes": 0 if table is None else table.bytes,
+        }
+
+
+def few_positions(positions: int) -> list[str]:
+    """A warning where a drafter was fitted to few positions."""
+    few = f"warning: fitted to {counted(positions, 'position')}; with fewer than {_FEW:,} the weights are unreliable"
+    return [few] if positions < _FEW else []
 
 
 def learn(

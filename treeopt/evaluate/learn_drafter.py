@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,21 +17,24 @@ from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.defaults import KINDS, LEARN_SIZES, ONE_NODE, STEP_SIZES
 from treeopt.drafter import PLAN, Drafter
-from treeopt.drafting.learn import Learning
-from treeopt.errors import check_choice, check_counts, memory_as_error
+from treeopt.drafting.learn import Learning, few_positions
+from treeopt.errors import check_choice, check_counts, counted, memory_as_error
 from treeopt.evaluate.profile import AcceptDeepest, TimedStep, prefilled
+from treeopt.facts import Column, Fact, Part, Table, milliseconds, picked
 from treeopt.models.base import DTYPES, Base
 from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.head_files import LoadedHeads
 from treeopt.optimize.budget import fastest
-from treeopt.optimize.chains import ChainPrediction, predict_chains, sampled_acceptance
+from treeopt.optimize.build_report import reliability_text
+from treeopt.optimize.chains import ChainPrediction, chain_parts, predict_chains, sampled_acceptance
 from treeopt.optimize.per_step import build_policy
+from treeopt.optimize.select_method import FOLDS
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Text
-from treeopt.texts.prompts import GivenPrompts
+from treeopt.texts.prompts import GivenPrompts, skipped_text
 from treeopt.tree import Tree
 
 NONE = "none"  # the kind of the tree of the root alone: plain decoding
@@ -158,6 +161,65 @@ class LearnedDrafter:
     def recommended(self) -> PlanFigures:
         """The figures of the plan and dtype with the most tokens per second; of none where no drafting pays."""
         return fastest_of(self.figures)
+
+
+_PLANS = (
+    Column("trees", lambda one: _trees(one)),
+    Column(None, "dtype"),
+    Column(None, "compiled"),
+    Column(None, "kind"),
+    Column("nodes", "nodes"),
+    Column("depth", "plan.depth", key=""),
+    Column("tokens/step", "tokens_per_step", ".3f"),
+    Column("step", "seconds", milliseconds),
+    Column("tokens/s", "tokens_per_second", ".1f"),
+    Column("speedup", "speedup", ".2f"),
+)
+
+
+def learned_parts(found: LearnedDrafter) -> Iterator[Part]:
+    """What was learned from, the figures of all plans, the recommended one, and the chains of a draft model."""
+    assert found.run.learned is not None
+    yield from found.run.learned.lines()
+    yield reliability_text(found.run.calibration)
+    yield from _plan_parts(found)
+    if found.chains is not None:
+        yield from chain_parts(found.chains, found.drafter.name, found.sampled_alpha)
+        chains = picked(found.chains, "alpha", "best_drafts", "best_replayed_drafts", "chains")
+        more = {"cost_ratio": found.chains.cost, "alpha_sampled": found.sampled_alpha}
+        yield Fact(None, {**chains, **more}, key="chains")
+    yield skipped_text(found.run.skipped)
+
+
+def _plan_parts(found: LearnedDrafter) -> Iterator[Part]:
+    several = len({one.setting for one in found.figures}) > 1
+    best = found.recommended
+    yield Table((Column("setting", "setting", key=""), *_PLANS) if several else _PLANS, found.figures, key="sizes")
+    yield (
+        "tokens/step: all tokens / all steps, on texts left out; step: the shortest here, batch 1; speedup: over "
+        f"autoregressive decoding in the same loop{' and setting' if several else ''}, without prefill"
+    )
+    if several:
+        plain = max((one for one in found.figures if one.kind == NONE), key=lambda one: one.tokens_per_second)
+        yield f"fastest without a drafter: {plain.setting}, {plain.tokens_per_second:.1f} tokens/s"
+    if len({one.dtype for one in found.figures}) > 1:
+        yield "texts in half precision can differ from those in float32; measure it: treeopt validate --dtype D"
+    shown = "none: no tree is faster than plain decoding on this machine"
+    if best.kind != NONE:
+        shown = f"{_trees(best)}, {counted(best.nodes, 'node')}, depth {best.plan.depth}"
+    yield f"recommended: {shown}" + (f", in {best.setting}" if several else "")
+    yield Fact(None, Table(_PLANS, [best]).value[0], key="recommended")
+
+
+def _trees(one: PlanFigures) -> str:
+    return "per step" if one.kind == KINDS[1] else one.kind
+
+
+def learned_warnings(found: LearnedDrafter) -> list[str]:
+    """Warnings of too few positions, and of too few texts."""
+    texts = found.run.calibration.distinct
+    few = f"warning: tokens/step of {counted(texts, 'different text')} are unreliable"
+    return [*few_positions(found.run.calibration.positions), *([few] if texts < FOLDS else [])]
 
 
 def learn_drafter(

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
 from treeopt.defaults import KINDS, ONE_NODE, STEP_SIZES
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, counted
+from treeopt.facts import Column, Part, Table
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, best_budget, budget_at, check_priced, fastest, step_seconds
 from treeopt.optimize.curve import default_sizes
@@ -24,6 +25,7 @@ from treeopt.optimize.per_step import traced_steps
 from treeopt.optimize.replay import Replay, visits
 
 MOST_DRAFTS = 16  # longest chain that is considered
+_SHOWN_DRAFTS = 8  # chains of more drafts are shown only where one is the fastest
 WIDTHS = (1, 2, 4, 8, 16)  # of `top_k` that are tried
 LEAST_PROBABILITIES = tuple(i / 20 for i in range(20))  # at which a chain may end; 0 never ends one
 _GOOD_ENOUGH = 0.995  # of the most tokens per step: below it, a deeper or wider expansion is worth its drafting
@@ -308,6 +310,34 @@ def predict_chains(calibration: Calibration, cost: float) -> ChainPrediction:
         return ChainFigures(drafts, tokens, tokens / overhead, known, None if known is None else known / overhead)
 
     return ChainPrediction(rate, cost, tuple(figures(drafts) for drafts in range(1, MOST_DRAFTS + 1)))
+
+
+_CHAIN = (
+    Column("chain of drafts", "drafts"),
+    Column("tokens/step, formula", "tokens_per_step", ".3f"),
+    Column("replay", "replayed_tokens_per_step", ".3f"),
+    Column("speedup, formula", "speedup", ".2f"),
+    Column("replay", "replayed_speedup", ".2f"),
+)
+
+
+def chain_parts(found: ChainPrediction, drafter: str = "", sampled: float | None = None) -> Iterator[Part]:
+    """The acceptance rate of a draft model, and chains by the formula and by replay; of a timed drafter their speedup.
+
+    `sampled` is the rate under sampling.
+    """
+    best = (found.best_drafts, found.best_replayed_drafts)
+    shown = [one for one in found.chains if one.drafts <= _SHOWN_DRAFTS or (drafter and one.drafts in best)]
+    cost = f"; cost ratio c {found.cost:.2f}: seconds of a step of {drafter} alone / of the base, here"
+    rate = f"acceptance rate alpha {found.alpha:.3f}: positions where the drafter's best token is the base's"
+    yield rate + (cost if drafter else "")
+    if sampled is not None:
+        yield f"under sampling at temperature 1, alpha of the draft model {sampled:.3f}: mean of sum_x min(p, q)"
+    yield Table(_CHAIN if drafter else _CHAIN[:3], shown)
+    yield "formula: (1 - alpha^(g+1)) / (1 - alpha) of arXiv:2211.17192, for drafts accepted independently"
+    if drafter:
+        formula, replay = (counted(number, "draft") if number else "none" for number in best)
+        yield f"best chain: {formula} by the formula, {replay} by replay; a step takes g c + 1 steps of the base"
 
 
 def expected_tokens(alpha: float, drafts: int) -> float:
