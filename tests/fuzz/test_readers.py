@@ -156,7 +156,6 @@ def test_things_that_are_no_files(case: tuple[Reader, Path], monkeypatch: pytest
 EXCEPTIONS = {
     "load_draft_model": "options become a call of models.base.load_base",
     "load_models": "options become calls of models.base.load_base and models.head_files.load_heads",
-    "load_inputs": "calls the loaders of the table",
     "load_for_plan": "options become calls of the loaders of the table",
     "load_with_prompts": "options become calls of the loaders of the table",
     "read_head": "the primitive below stored_configuration",

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.checks import check_once, check_suffix, given
+from treeopt.cli.checks import check_once, given, several
 from treeopt.cli.console import Console, command
+from treeopt.cli.drafters import warn_edited
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.defaults import MAX_NODES
 from treeopt.files.outputs import REPORT, write_marked
+
+if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
+    from treeopt.optimize.curve import Curve, Timing
 
 
 @command("report")
@@ -32,19 +37,23 @@ def run(console: Console, **options: Any) -> None:
 
     Every input is optional, and one is needed.
     """
-    from treeopt.cli.report_inputs import INPUTS, load_inputs
+    from treeopt.cli.curve_command import measured_curve
+    from treeopt.view.report import render_report
+    from treeopt.view.report_data import PARTS, report_data, without_folders
+    from treeopt.view.report_inputs import INPUTS, report_inputs
 
     if not any(map(given, INPUTS)):
         raise click.UsageError("Missing inputs: give one of the options, such as --tree.")
     check_once("calibrations", options["calibrations"])
     check_once("validation", options["validation"])
-    check_outputs(options, options["output"], kind=REPORT)
-    check_suffix(options["output"], ".html")
-    inputs = load_inputs(console, options)
-    from treeopt.view.report import render_report
-    from treeopt.view.report_data import PARTS, report_data, without_folders
+    check_outputs(options, options["output"], kind=REPORT, suffixes=(".html",))
+    warn_edited(console, options["tree"])
 
-    data = report_data(inputs)
+    def curve(calibration: Calibration, timing: Timing | None, kind: str) -> Curve:
+        return measured_curve(console, calibration, timing, kind=kind, largest=options["largest"])
+
+    paths = {name: [path for path in several(options[name]) if path is not None] for name in INPUTS}
+    data = report_data(report_inputs(paths, curve, options["title"]))
     page = render_report(data)
     write_marked(options["output"], page, REPORT, without_folders(console.configuration))
     written = Path(options["output"]).stat().st_size
