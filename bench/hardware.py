@@ -36,7 +36,7 @@ from treeopt.models.shapes import model_shape, named_shape
 from treeopt.plan.devices import device_of_spec, device_preset
 from treeopt.plan.fit import MeasuredSteps, extrapolated, fit_efficiency
 from treeopt.plan.operators import StepSetting, forward_operators
-from treeopt.plan.planner import Acceptance, PlanBest, PlanCandidate, plan_speedup
+from treeopt.plan.planner import PlanBest, plan_speedup
 from treeopt.plan.step_model import Efficiency, StepModel
 from treeopt.shape import Drafting
 
@@ -86,7 +86,7 @@ def paper() -> None:
 def best(name: str, sizes: Sequence[int], batch: int = 1, context: int = 1024) -> PlanBest:
     """The fastest sizes on the paper's device."""
     model = StepModel(named_shape(name), device_preset("a100-80gb-pcie"))
-    return plan_speedup([PlanCandidate(Acceptance(), model)], sizes, [batch], [context]).best[0]
+    return plan_speedup(model, sizes, [batch], [context]).best[0]
 
 
 def flops_ratio() -> float:

@@ -54,7 +54,6 @@ from .plan.fit import MeasuredSteps as MeasuredSteps
 from .plan.fit import fit_efficiency as fit_efficiency
 from .plan.operators import StepSetting as StepSetting
 from .plan.planner import Acceptance as Acceptance
-from .plan.planner import PlanCandidate as PlanCandidate
 from .plan.planner import calibrated_acceptance as calibrated_acceptance
 from .plan.planner import plan_speedup as plan_speedup
 from .plan.step_model import Efficiency as Efficiency

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, counted
 
 MOST = 1 << 40  # of any count of a shape; larger numbers are typing errors
 MOST_SECONDS = 86400.0  # of a part of a step: a day
@@ -168,6 +168,15 @@ class Drafting:
             raise shape_error(what, fix="--host-seconds 0.001")
         if (self.draft is None) != (self.levels == 0):
             raise shape_error("drafting: a draft model and its levels belong together")
+
+    def __str__(self) -> str:
+        parts = []
+        if self.heads:
+            lm_head = "LM heads of their own" if self.head_rows else "the base's LM head"
+            parts.append(f"{counted(self.heads, 'head')} with {lm_head}")
+        if self.draft is not None:
+            parts.append(f"draft model {self.draft.name}, {counted(self.levels, 'level')}")
+        return f"{', '.join(parts) or 'none'}, {self.host_seconds:g} host seconds"
 
 
 def check_numbers(name: str, record: object, fields: Iterable[str], *, least: int = 1) -> None:

@@ -76,25 +76,6 @@ def test_profile_is_taken_by_build_and_curve(calibration: Calibration) -> None:
     treeopt(*LLAMA, *options, "--force")
 
 
-def test_calibrations_of_two_drafters_give_size_and_drafter(calibration: Calibration) -> None:
-    """The drafter that is right more often wins; without heads no heads are computed."""
-    drafter = Drafter.untrained(50)
-    save_drafter(drafter, "stories.drafter.safetensors")
-    known = {"heads": "", "heads_id": "", "drafter_id": drafter.id, "drafter": "stories.drafter.safetensors"}
-    ngram = dataclasses.replace(calibration, provenance=dataclasses.replace(calibration.provenance, **known))
-    save_calibration(ngram, "ngram.safetensors")
-    options = ("--calibration", "calibration.safetensors", "--calibration", "ngram.safetensors", "--nodes", "1,8")
-    found = as_json(*LLAMA, *options, "-o", "p.yaml")
-    assert {point["drafter"] for point in found["points"]} == {"heads", "stories.drafter.safetensors"}
-    assert found["best"][0]["drafter"] == "stories.drafter.safetensors"  # equal tokens, and no heads to compute
-    assert load_profile("p.yaml").drafter == drafter.id
-    slow = as_json(*LLAMA, *options, "--host-seconds", "0.01")
-    assert slow["best"][0]["drafter"] == "heads"
-    save_calibration(calibration, "copy.safetensors")
-    twice = as_json(*LLAMA, *options[:2], "--calibration", "copy.safetensors")
-    assert {point["drafter"] for point in twice["points"]} == {"heads", "heads (copy.safetensors)"}
-
-
 def test_few_texts_are_warned_of() -> None:
     """Four texts cannot be cross-validated, and the warning says what the figures are of."""
     save_calibration(random_calibration(1, sequences=4), "few.safetensors")
@@ -210,7 +191,6 @@ def test_presets_are_listed() -> None:
         ([*LLAMA, "--shared-lm-head"], 2, "--num-heads"),
         ([*LLAMA, "--fit", "p.yaml"], 3, "E201"),
         ([*LLAMA, "--fit", "p.yaml", "--fit", "./p.yaml"], 2, "--fit ./p.yaml is given twice"),
-        ([*LLAMA, "--calibration", "a", "--calibration", "a"], 2, "--calibration a is given twice"),
         (["plan", "--presets", "--nodes", "7"], 2, "--presets is given alone, without --nodes"),
         ([*LLAMA, "--host-seconds", "1e308"], 3, "from 0 to 86400"),
         ([*LLAMA, "--calibration", "c.safetensors"], 3, "E201"),
@@ -228,7 +208,6 @@ def test_wrong_input_is_one_clear_error(line: list[str], status: int, says: str)
     assert "bug" not in error
 
 
-LLAMA_plan_drafters = ("plan", "--model", "llama-7b", "--device-preset", "a100-80gb-pcie")
 NGRAM = Drafter.untrained(50, 8)
 HEADS_NGRAM = dataclasses.replace(Drafter.untrained(50, 12), num_heads=2, lm_head_levels=0)
 MODEL = dataclasses.replace(Drafter.model_only(6, 4, "m1"), source={"draft": "llama-68m"})
@@ -247,83 +226,54 @@ def save(calibration: Calibration, name: str, drafter: Drafter, heads_id: str = 
     return ["--calibration", f"{name}.safetensors"]
 
 
-@pytest.fixture
-def drafters(calibration: Calibration) -> list[str]:
-    """The options of the calibrations of an n-gram drafter, of heads with an n-gram table, and of a draft model."""
-    return [
-        *save(calibration, "ngram", NGRAM),
-        *save(calibration, "both", HEADS_NGRAM, "h1"),
-        *save(calibration, "model", MODEL),
-    ]
-
-
-def seconds_of(found: Any) -> dict[str, float]:
-    """Seconds of eight nodes, by the drafter's first name."""
-    return {one["drafter"].split(".")[0]: one["seconds"] for one in found["points"] if one["nodes"] == 8}
-
-
-def test_each_drafter_pays_for_its_own(drafters: list[str]) -> None:
-    """A draft model is charged to the drafter that has one, heads by their number, and the host to all but the heads.
-
-    The expected seconds are those of plans of one kind of drafting, without calibrations.
-    """
-    host = ("--nodes", "8", "--host-seconds", "0.001")
-    alone = {
-        name: as_json(*LLAMA_plan_drafters, *host, *options)["points"][1]["seconds"]
-        for name, options in {
-            "ngram": (),
-            "model": DRAFT,
-            "both": ("--num-heads", "2"),
-            "heads": ("--num-heads", "3", "--host-seconds", "0"),
-        }.items()
-    }
-    found = as_json(*LLAMA_plan_drafters, *host, *DRAFT, *HEADS, *drafters)
-    assert seconds_of(found) == pytest.approx(alone)
-    assert len(set(alone.values())) == 4
-    assert found["best"][0]["drafter"] == "heads"  # equal tokens: the fastest step wins
-    assert "warnings" not in found
-    assert found["drafting"] == {
-        "heads": "3 heads with LM heads of their own, 0 host seconds",
-        "ngram.drafter.safetensors": "none, 0.001 host seconds",
-        "both.drafter.safetensors": "2 heads with LM heads of their own, 0.001 host seconds",
-        "model.drafter.safetensors": "draft model llama-68m, 4 levels, 0.001 host seconds",
-    }
-    lines = treeopt(*LLAMA_plan_drafters, *host, *DRAFT, *HEADS, *drafters).stdout.splitlines()
-    assert "drafting: both.drafter.safetensors: 2 heads with LM heads of their own, 0.001 host seconds" in lines
-    assert sum("first nodes of one growth to" in line for line in lines) == 1
-
-
-def test_draft_model_without_draft_is_refused(drafters: list[str]) -> None:
-    """The error names the drafter's own draft model and its levels as the remedy."""
-    assert "--draft llama-68m --levels 6" in error_of("E240", *LLAMA_plan_drafters, "--nodes", "8", *drafters)
-
-
-def test_drafter_file_is_given_where_it_is_not_found(calibration: Calibration) -> None:
-    """Without its file a drafter's kind is unknown; --drafter names it, and is matched by id."""
-    options = [*LLAMA_plan_drafters, "--nodes", "8", *save(calibration, "both", HEADS_NGRAM, "h1", file=False)]
-    assert "--drafter FILE" in error_of("E240", *options)
-    save_drafter(NGRAM, "both.drafter.safetensors")  # another drafter at the path of the calibration
-    assert "--drafter FILE" in treeopt(*options, status=3).stderr
-    save_drafter(HEADS_NGRAM, "moved.safetensors")
-    found = as_json(*options, "--drafter", "moved.safetensors")
-    assert found["drafting"]["both.drafter.safetensors"].startswith("2 heads")
-
-
 @looped(
-    ("line", "status", "says"),
+    ("drafter", "heads_id", "options", "alone", "text"),
     [
-        ([*HEADS, "--num-heads", "2"], 3, "3 heads, and the options name 2"),
-        (["--drafter", "ngram.drafter.safetensors"], 2, "--drafter belongs to --calibration"),
-        (["--calibration", "model.safetensors", "--calibration", "other.safetensors", *DRAFT], 3, "draft models"),
+        (None, "", (), ("--num-heads", "3"), "3 heads with LM heads of their own"),
+        (None, "", ("--num-heads", "3", "--shared-lm-head"), (), "3 heads with the base's LM head"),
+        (NGRAM, "", (), (), "none"),
+        (HEADS_NGRAM, "h1", (), ("--num-heads", "2"), "2 heads with LM heads of their own"),
+        (MODEL, "", DRAFT, (), "draft model llama-68m, 4 levels"),
     ],
 )
-@pytest.mark.usefixtures("drafters")
-def test_options_that_fit_no_drafter_are_refused(
-    line: list[str], status: int, says: str, calibration: Calibration
+def test_a_drafter_pays_for_its_own(
+    drafter: Drafter | None, heads_id: str, options: Any, alone: Any, text: str, calibration: Calibration
 ) -> None:
-    """Costs that would be charged to nothing, or to the wrong drafter."""
-    save(calibration, "other", Drafter.model_only(6, 4, "m2"))
-    assert says in treeopt(*LLAMA_plan_drafters, "--nodes", "8", *line, status=status).stderr
+    """A draft model and the host by the options, heads by the calibration where the options name none.
+
+    The expected seconds are those of a plan of this drafting without a calibration.
+    """
+    named = list(HEADS) if drafter is None else save(calibration, "own", drafter, heads_id)
+    line = (*LLAMA, "--nodes", "8", "--host-seconds", "0.001", *options)
+    found = as_json(*line, *named, "-o", "p.yaml", "--force")
+    assert found["points"][1]["seconds"] == pytest.approx(as_json(*line, *alone)["points"][1]["seconds"])
+    assert found["drafting"] == f"{text}, 0.001 host seconds"
+    assert "warnings" not in found
+    assert load_profile("p.yaml").drafter == ("" if drafter is None else drafter.id)
+
+
+def test_draft_model_without_draft_is_refused(calibration: Calibration) -> None:
+    """The error names the drafter's own draft model and its levels as the remedy."""
+    named = save(calibration, "model", MODEL)
+    assert "--draft llama-68m --levels 6" in error_of("E240", *LLAMA, "--nodes", "8", *named)
+
+
+def test_drafter_that_is_not_found_is_warned_of(calibration: Calibration) -> None:
+    """Without its file a drafter's kind is unknown; its levels are taken as heads where it has some."""
+    for name, drafter, heads_id, text in (("both", HEADS_NGRAM, "h1", "3 heads"), ("ngram", NGRAM, "", "none")):
+        options = [*LLAMA, "--nodes", "8", *save(calibration, name, drafter, heads_id, file=False)]
+        found = as_json(*options)
+        assert f"{name}.drafter.safetensors, is not found" in found["warnings"][0]
+        assert found["drafting"].startswith(text)
+    save_drafter(MODEL, "ngram.drafter.safetensors")  # another drafter at the path of the calibration
+    assert "is not found" in as_json(*options)["warnings"][0]
+
+
+@pytest.mark.usefixtures("calibration")
+def test_other_number_of_heads_is_refused() -> None:
+    """The calibration of heads says how many there are."""
+    error = error_of("E240", *LLAMA, "--nodes", "8", *HEADS, "--num-heads", "2", "-o", "p.yaml")
+    assert "3 heads, and the options name 2" in error
     assert not Path("p.yaml").exists()
 
 
@@ -333,8 +283,8 @@ def test_per_step_trees_pay_the_host() -> None:
     assert drafter.name == "heads"
     save_drafter(drafter, "d.safetensors")
     save_calibration(traced(1, exact=True, drafter=drafter.id), "steps.safetensors")
-    options = (*LLAMA_plan_drafters, "--nodes", "8", "--calibration", "steps.safetensors", "--kind", "dynamic")
-    [text] = as_json(*options, "--host-seconds", "0.001")["drafting"].values()
+    options = (*LLAMA, "--nodes", "8", "--calibration", "steps.safetensors", "--kind", "dynamic")
+    text = as_json(*options, "--host-seconds", "0.001")["drafting"]
     assert text == "2 heads with LM heads of their own, 0.001 host seconds"
 
 
@@ -349,10 +299,10 @@ def test_per_step_trees_pay_the_host() -> None:
 )
 def test_what_drafts_is_printed_and_in_the_profile(options: tuple[str, ...], text: str, free: bool) -> None:
     """The assumption is in the table's lines, in JSON, and in the provenance; free drafting is a warning too."""
-    result = treeopt(*LLAMA_plan_drafters, "--nodes", "8", *options, "-o", "p.yaml")
+    result = treeopt(*LLAMA, "--nodes", "8", *options, "-o", "p.yaml")
     assert f"drafting: {text}" in result.stdout.splitlines()
     assert load_profile("p.yaml").provenance["modelled"].endswith(f"; drafting: {text}")
-    found = as_json(*LLAMA_plan_drafters, "--nodes", "8", *options)
-    assert list(found["drafting"].values()) == [text]
+    found = as_json(*LLAMA, "--nodes", "8", *options)
+    assert found["drafting"] == text
     assert ["drafting is taken as 0 seconds" in line for line in found.get("warnings", [])] == [True] * free
     assert ("drafting is taken as 0 seconds" in result.stderr) == free

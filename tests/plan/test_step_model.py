@@ -16,7 +16,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.shapes import named_shape
 from treeopt.plan.devices import DEVICES, Device, device_preset
 from treeopt.plan.operators import Operator, StepSetting, drafting_operators, forward_operators
-from treeopt.plan.planner import Acceptance, PlanCandidate, SpeedPlan, plan_speedup
+from treeopt.plan.planner import Acceptance, SpeedPlan, plan_speedup
 from treeopt.plan.step_model import Efficiency, StepModel
 from treeopt.shape import Attention, Drafting, Matrix, ModelShape
 
@@ -71,7 +71,7 @@ def test_profile_has_the_modelled_seconds() -> None:
 def planned(name: str = "llama-7b", *, nodes: Any = POWERS, batch: int = 1, context: int = 1024) -> SpeedPlan:
     """The paper's machine, formulas and acceptance."""
     model = StepModel(named_shape(name), device_preset("a100-80gb-pcie"))
-    return plan_speedup([PlanCandidate(Acceptance(), model)], nodes, [batch], [context])
+    return plan_speedup(model, nodes, [batch], [context])
 
 
 def naive_seconds(nodes: int, batch: int, context: int) -> float:
@@ -127,32 +127,24 @@ def test_large_batches_want_a_few_nodes() -> None:
 
 
 def test_a_drafter_without_enough_sizes_ends_there() -> None:
-    """Points beyond the largest calibrated size are left out; the other drafter has them."""
+    """Sizes beyond the largest calibrated one are left out; between calibrated sizes tokens are interpolated."""
     model = StepModel(named_shape("llama-7b"), DEVICES["a40"])
-    small = PlanCandidate(Acceptance("small", (1, 2, 4), (1.0, 1.9, 2.5)), model)
-    large = PlanCandidate(Acceptance("large", (1, 16), (1.0, 2.0)), model)
-    plan = plan_speedup([small, large], [2, 4, 8, 16])
-    assert [point.nodes for point in plan.points if point.drafter == "small"] == [1, 2, 4]
-    assert [point.nodes for point in plan.points if point.drafter == "large"] == [1, 2, 4, 8, 16]
-    assert (plan.best[0].drafter, plan.best[0].nodes) == ("small", 4)
-    assert plan.chosen(plan.best[0]) is small
-    assert next(p for p in plan.points if (p.drafter, p.nodes) == ("small", 4)).tokens_per_step == 2.5
-    assert next(p for p in plan.points if (p.drafter, p.nodes) == ("large", 8)).tokens_per_step == 1 + 7 / 15
+    small = plan_speedup(model, [2, 4, 8, 16], acceptance=Acceptance("small", (1, 2, 4), (1.0, 1.9, 2.5)))
+    large = plan_speedup(model, [2, 4, 8, 16], acceptance=Acceptance("large", (1, 16), (1.0, 2.0)))
+    assert [point.nodes for point in small.points] == [1, 2, 4]
+    assert [point.nodes for point in large.points] == [1, 2, 4, 8, 16]
+    assert small.best[0].nodes == 4
+    assert small.points[-1].tokens_per_step == 2.5
+    assert large.points[3].tokens_per_step == 1 + 7 / 15
+    between = plan_speedup(model, [16], acceptance=small.acceptance)
+    assert [point.nodes for point in between.points] == [1]
+    assert between.best[0].any_nodes == 4
 
 
 @looped("wrong", [([0], [1], [1]), ([1], [0], [1]), ([1], [1], [0]), ([2**40], [1], [1]), ([2], [], [1])])
 def test_numbers_out_of_range_are_refused(wrong: tuple[list[int], list[int], list[int]]) -> None:
     """E240 for sizes, batches and contexts that are missing, below 1 or too large."""
-    candidate = PlanCandidate(Acceptance(), StepModel(SHAPE, WIDE))
-    assert refusal_of(plan_speedup, [candidate], *wrong).code is Code.PLAN_INVALID
-
-
-def test_drafters_of_one_name_are_refused() -> None:
-    """A plan names the drafter of each point."""
-    candidate = PlanCandidate(Acceptance(), StepModel(SHAPE, WIDE))
-    for wrong in ([], [candidate, dataclasses.replace(candidate)]):
-        with pytest.raises(TreeoptError, match="different names"):
-            plan_speedup(wrong, [1])
+    assert refusal_of(plan_speedup, StepModel(SHAPE, WIDE), *wrong).code is Code.PLAN_INVALID
 
 
 @looped(

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.checks import check_alone, check_once, check_suffix
+from treeopt.cli.checks import check_alone, check_apart, check_belongs, check_once, check_suffix, given
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.numbers import FiniteRange, numbers_option
 from treeopt.cli.options import check_outputs, force_option
-from treeopt.cli.plan_inputs import (
-    chosen_candidates,
-    chosen_device,
-    chosen_drafting,
-    drafting_text,
-    fitted_efficiency,
-    profile_source,
-)
-from treeopt.defaults import ATTENTIONS, KINDS
-from treeopt.facts import Column, Part, Table, picked
+from treeopt.defaults import ATTENTIONS, HEADS, KINDS, ONE_NODE
+from treeopt.errors import counted
 from treeopt.files.outputs import PICTURE, write_marked
-from treeopt.plan.devices import BYTES, DEVICES
+from treeopt.plan.devices import BYTES, Device, device_of_spec, device_preset, presets
+from treeopt.progress import late
+from treeopt.shape import Drafting, ModelShape, shape_error
 
 if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
     from treeopt.plan.fit import EfficiencyFit
-    from treeopt.plan.planner import SpeedPlan
+    from treeopt.plan.planner import Acceptance
 
 
 _POWERS = ",".join(str(1 << power) for power in range(10))
@@ -55,13 +52,7 @@ _MODEL = "Folder with a config.json, that file, a hub name, or a known name such
 @click.option("--draft", help="Draft model, named as --model; with --levels.")
 @click.option("--levels", type=click.IntRange(min=1), help="Levels of the draft model: its forwards in a step.")
 @click.option("--host-seconds", type=FiniteRange(min=0.0), default=0.0, help="Seconds of drafting on the host a step.")
-@click.option(
-    "--calibration",
-    "calibrations",
-    multiple=True,
-    help="Tokens per step by these traces; of several drafters the fastest is found [default: 1 + 0.477 ln nodes].",
-)
-@click.option("--drafter", multiple=True, help="Drafter file of a calibration, where it is not where it was made.")
+@click.option("--calibration", help="Tokens per step by these traces [default: 1 + 0.477 ln nodes].")
 @click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], help="Kind of the trees.")
 @click.option("--fit", multiple=True, help="Measured profile of this device, of any model: its efficiency is fitted.")
 @click.option("--presets", is_flag=True, help="List the known models and devices, with sources.")
@@ -74,192 +65,148 @@ def run(console: Console, **options: Any) -> None:
     Each operator takes the longer of computing and of moving its bytes. One node is autoregressive decoding without
     drafting. Speedup is tokens per step / overhead. No weights are loaded and no accelerator is needed.
 
-    --host-seconds is paid by each drafter but heads in static trees, which draft nothing on the host.
+    With --calibration its heads count where no option names them.
     """
+    from treeopt.files.calibrations import load_calibration
+    from treeopt.files.profiles import save_profile
+    from treeopt.models.shapes import NAMED, model_shape
     from treeopt.plan.operators import StepSetting
     from treeopt.plan.planner import plan_speedup
-    from treeopt.plan.step_model import StepModel
+    from treeopt.plan.step_model import Efficiency, StepModel
+    from treeopt.view.charts import render_plan
 
     if options["presets"]:
         check_alone("presets", options)
-        console.report(*_presets())
+        console.report(*presets([NAMED[name].shape(name) for name in NAMED]))
         console.result({})
         return
-    for name in ("calibrations", "fit"):
-        check_once(name, options[name])
+    check_once("fit", options["fit"])
     if not options["model"]:
         raise click.UsageError("Missing option '--model' (treeopt plan --presets lists known names).")
-    device = chosen_device(options)
+    device = _device(options)
     setting = StepSetting(options["dtype"], options["kv_dtype"], options["attention"])
-    for file, suffixes, option, kind in (
-        (options["output"], (".yaml", ".yml"), "-o", None),
-        (options["chart"], (".svg",), "--chart", PICTURE),
-    ):
-        if file is not None:
-            check_suffix(file, *suffixes, option=option)
-            check_outputs(options, file, kind=kind)
-    from treeopt.models.shapes import model_shape
-
+    if options["output"] is not None:
+        check_outputs(options, options["output"], suffixes=(".yaml", ".yml"))
+    if options["chart"] is not None:
+        check_suffix(options["chart"], ".svg", option="--chart")
+        check_outputs(options, options["chart"], kind=PICTURE)
     shape = model_shape(options["model"])
-    device.peak(setting.dtype)  # fails before any work
-    drafting = chosen_drafting(options, shape)
-    efficiency, fit = fitted_efficiency(options["fit"], device)
-    model = StepModel(shape, device, setting, drafting, efficiency)
-    candidates = chosen_candidates(console, options, model)
-    plan = plan_speedup(candidates, options["nodes"], options["batch"], options["context"])
-    _warn(console, plan)
-    console.report(_points(plan), *_words(plan), *(_fit_words(fit) if fit is not None else ()))
-    written = _write(console, options, plan)
-    console.result({**_as_dict(plan, fit), **written})
+    calibration = load_calibration(options["calibration"]) if options["calibration"] else None
+    drafting = _drafting(console, options, shape, calibration)
+    fit = _fit(options["fit"], device) if options["fit"] else None
+    model = StepModel(shape, device, setting, drafting, fit.efficiency if fit else Efficiency())
+    acceptance = _acceptance(console, options, calibration)
+    plan = plan_speedup(model, options["nodes"], options["batch"], options["context"], acceptance=acceptance)
+    console.warn(*plan.warnings())
+    console.report(*plan.parts(), *(fit.parts() if fit else ()))
+    if options["output"] is not None:
+        save_profile(with_configuration(plan.profile(), console.configuration), options["output"])
+    if options["chart"] is not None:
+        picture = render_plan(plan, f"{shape.name} on {device.name}, {setting.dtype}")
+        write_marked(options["chart"], picture, PICTURE, console.configuration)
+    written = {name: options[name] for name in ("output", "chart") if options[name] is not None}
+    for file in written.values():
+        console.note(f"wrote {file}")
+    console.result(written)
 
 
 command = run
 
 
-def _write(console: Console, options: dict[str, Any], plan: SpeedPlan) -> dict[str, str]:
-    """Write profile and chart, and return their names."""
-    from treeopt.files.profiles import save_profile
-    from treeopt.optimize.curve import default_sizes
-    from treeopt.view.charts import render_plan
-
-    if options["output"] is not None:
-        chosen = plan.chosen(plan.best[0])
-        known = {point.nodes for point in plan.points}  # and those of curves: the profile is interpolated
-        sizes = known | set(default_sizes(max(known))) | {best.any_nodes for best in plan.best}
-        source = profile_source(options["kind"], chosen)
-        profile = chosen.model.profile(sizes, options["batch"], options["context"], source)
-        save_profile(with_configuration(profile, console.configuration), options["output"])
-    if options["chart"] is not None:
-        model = plan.candidates[0].model
-        picture = render_plan(plan, f"{model.shape.name} on {model.device.name}, {model.setting.dtype}")
-        write_marked(options["chart"], picture, PICTURE, console.configuration)
-    written = {name: options[name] for name in ("output", "chart") if options[name] is not None}
-    for file in written.values():
-        console.note(f"wrote {file}")
-    return written
+def _device(options: Mapping[str, Any]) -> Device:
+    """The device that the options name, which has a figure for the dtype."""
+    preset, spec = options["device_preset"], options["device_spec"]
+    if (preset is None) == (spec is None):
+        raise click.UsageError("give either --device-preset or --device-spec (--presets lists the devices)")
+    device = device_preset(preset) if spec is None else device_of_spec(spec)
+    device.peak(options["dtype"])  # fails before any work
+    return device
 
 
-def _points(plan: SpeedPlan) -> Table:
-    """The points; they name their drafter where there are several."""
-    fastest = {(best.batch, best.context, best.nodes, best.drafter) for best in plan.best}
-    columns = [
-        Column(
-            "nodes",
-            lambda one: f"{one.nodes}{' best' * ((one.batch, one.context, one.nodes, one.drafter) in fastest)}",
-        ),
-        Column(None, "nodes"),
-        Column("batch", "batch"),
-        Column("context", "context"),
-        Column("ms per step", "seconds", lambda seconds: f"{seconds * 1e3:.3f}"),
-        Column("overhead", "overhead", ".3f"),
-        Column("tokens/step", "tokens_per_step", ".3f", key=""),
-        Column("speedup", "speedup", ".3f"),
-    ]
-    return Table(columns + [Column("drafter", "drafter")] * (len(plan.candidates) > 1), plan.points, "points")
+def _fit(files: Sequence[str], device: Device) -> EfficiencyFit:
+    """The efficiency of the device by measured profiles, each with the model and heads that its provenance names."""
+    from treeopt.files.profiles import load_profile
+    from treeopt.models.config_shapes import heads_drafting
+    from treeopt.models.shapes import model_shape
+    from treeopt.plan.fit import MeasuredSteps, check_fittable, fit_efficiency
+    from treeopt.plan.operators import StepSetting
+    from treeopt.plan.step_model import StepModel
+
+    found = []
+    for file in files:
+        profile = load_profile(file)
+        source = profile.provenance
+        check_fittable(source, file)
+        shape = model_shape(source["model"])
+        heads = source.get("heads", "") if source.get("drafter_name", HEADS).startswith(HEADS) else ""
+        drafting = heads_drafting(heads, shape) if heads else Drafting()
+        attention = ATTENTIONS[0] if source.get("attention") == ATTENTIONS[0] else ATTENTIONS[1]
+        setting = StepSetting(source["dtype"], attention=attention)
+        found.append(MeasuredSteps(profile, StepModel(shape, device, setting, drafting)))
+    return fit_efficiency(found)
 
 
-def _warn(console: Console, plan: SpeedPlan) -> None:
-    """Warn of what the device or the model does not take."""
-    model = plan.candidates[0].model
-    for best in plan.best:
-        if model.device.memory is not None and best.memory > model.device.memory:
-            need = f"{best.memory / 1e9:.1f} GB of weights and cache exceed the {model.device.memory / 1e9:.0f} GB"
-            console.warn(f"warning: batch {best.batch}, context {best.context}: {need} of {model.device.name}")
-    longest = max(point.context for point in plan.points)
-    if model.shape.context is not None and longest > model.shape.context:
-        console.warn(f"warning: context {longest}: {model.shape.name} takes {model.shape.context} tokens")
+def _drafting(
+    console: Console, options: Mapping[str, Any], shape: ModelShape, calibration: Calibration | None
+) -> Drafting:
+    """The drafting that the options name; the heads of a calibration where they name none."""
+    from treeopt.models.config_shapes import heads_drafting
+    from treeopt.models.shapes import model_shape
+
+    check_apart("heads", "num_heads")
+    check_belongs(("shared_lm_head",), "--num-heads", options["num_heads"] is not None)
+    if (options["draft"] is None) != (options["levels"] is None):
+        raise click.UsageError("--draft and --levels belong together")
+    drafting = heads_drafting(options["heads"], shape) if options["heads"] else Drafting()
+    if options["num_heads"]:
+        rows = None if options["shared_lm_head"] else shape.lm_head.rows
+        drafting = Drafting(options["num_heads"], head_rows=rows)
+    if options["draft"]:
+        drafting = dataclasses.replace(drafting, draft=model_shape(options["draft"]), levels=options["levels"])
+    drafting = dataclasses.replace(drafting, host_seconds=options["host_seconds"])
+    if calibration is not None:
+        heads = _heads(console, options, calibration)
+        if drafting.heads not in (0, heads) and not calibration.provenance.drafter_id:
+            what = f"the calibration has {heads} heads, and the options name {drafting.heads}"
+            raise shape_error(what, fix="leave --num-heads and --heads out, or name its own heads")
+        if heads and not drafting.heads:
+            drafting = dataclasses.replace(drafting, heads=heads, head_rows=shape.lm_head.rows)
+            console.note(f"drafting  LM heads of their own are assumed for {counted(heads, 'head')}")
+    elif drafting == Drafting() and max(options["nodes"]) > ONE_NODE and not given("host_seconds"):
+        assumed = "tokens per step are those of Medusa heads, and drafting is taken as 0 seconds"
+        console.warn(f"warning: {assumed}; --num-heads, --draft or --host-seconds counts it")
+    return drafting
 
 
-def _words(plan: SpeedPlan) -> Iterator[str]:
-    """The fastest size of each batch and context, and the assumptions."""
-    from treeopt.optimize.build_report import by_one_growth
-    from treeopt.plan.step_model import Efficiency
+def _heads(console: Console, options: Mapping[str, Any], calibration: Calibration) -> int:
+    """The number of heads of a calibration's drafter; E240 where it has a draft model and the options name none."""
+    from treeopt.files.drafters import load_drafter
 
-    several = len(plan.candidates) > 1
-    for best in plan.best:
-        one, other = (f", {name}" if several else "" for name in (best.drafter, best.any_drafter))
-        yield (
-            f"batch {best.batch}, context {best.context}: nodes of the fastest size: "
-            f"{best.nodes} of these ({best.speedup:.3f} times{one}), "
-            f"{best.any_nodes} of all ({best.any_speedup:.3f} times{other})"
-        )
-    model = plan.candidates[0].model
-    yield (
-        f"{model.shape.name}: {model.shape.parameters:,} parameters in {model.setting.dtype} on {model.device.name}: "
-        f"{model.device.peak(model.setting.dtype):.4g} FLOP/s, {model.device.bandwidth:.4g} bytes/s "
-        f"({model.device.source})"
-    )
-    for candidate in plan.candidates:
-        acceptance = candidate.acceptance
-        by = "1 + 0.477 ln(nodes), the Medusa paper's model of its Vicuna-7B (arXiv:2401.10774, appendix G)"
-        if acceptance.sizes:
-            by = f"{acceptance.name}, by its calibration of {acceptance.model}"
-        yield f"tokens per step: {by}"
-        of = f"{acceptance.name}: " if several else ""
-        yield f"drafting: {of}{drafting_text(candidate.model.drafting)}"
-    grown = [one.acceptance.largest for one in plan.candidates if one.acceptance.kind == KINDS[0]]
-    yield from (by_one_growth(largest) for largest in sorted({size for size in grown if size is not None}))
-    if model.efficiency == Efficiency():
-        yield "seconds: peak figures, which no device reaches; --fit PROFILE takes measured steps into account"
+    source = calibration.provenance
+    drafter = load_drafter(source.drafter) if source.drafter_id and Path(source.drafter or "").is_file() else None
+    if drafter is not None and drafter.id == source.drafter_id:
+        if drafter.draft and options["draft"] is None:
+            what = "the drafter of the calibration has a draft model, whose time is a part of each step"
+            fix = f"--draft {drafter.source.get('draft') or 'MODEL'} --levels {drafter.depth}"
+            raise shape_error(what, fix=fix)
+        return drafter.num_heads
+    if source.drafter_id:
+        missing = f"the drafter of the calibration, {source.drafter or source.drafter_id}, is not found"
+        console.warn(f"warning: {missing}; a draft model is counted by --draft alone, heads best by --num-heads")
+    return calibration.num_heads if source.heads_id or not source.drafter_id else 0
 
 
-def _fit_words(fit: EfficiencyFit) -> Iterator[str]:
-    """The fitted numbers, and the errors of steps that were fitted and left out."""
-    numbers = vars(fit.efficiency)
-    shares = ", ".join(f"{name} {numbers[name]:.3g}" for name in ("compute", "bandwidth"))
-    times = ", ".join(f"{name} {numbers[name] * 1e6:.3g} us" for name in ("launch", "step", "tree"))
-    yield f"efficiency, fitted to {len(fit.fitted.errors)} measured steps: {shares}; {times}"
-    for one in (fit.fitted, *fit.held_out):
-        left_out = "fitted steps" if one is fit.fitted else f"steps left out by {one.by}"
-        errors = f"median {one.median:.1%}, largest {one.largest:.1%}" if one.errors else "none"
-        skipped = f"; not left out: {'; '.join(one.skipped)} (the other steps do not determine 5 numbers)"
-        yield f"error of {left_out}: {errors}{skipped if one.skipped else ''}"
-    if all(one.by != "model" for one in fit.held_out):
-        yield "steps of one model do not separate bandwidth from launch: for another model, fit two or more"
+def _acceptance(console: Console, options: Mapping[str, Any], calibration: Calibration | None) -> Acceptance:
+    """Tokens per step by the calibration, or the paper's logarithm."""
+    from treeopt.optimize.build_report import texts_of
+    from treeopt.optimize.select_method import FOLDS
+    from treeopt.plan.planner import Acceptance, calibrated_acceptance
 
-
-def _as_dict(plan: SpeedPlan, fit: EfficiencyFit | None) -> dict[str, Any]:
-    """The plan with the keys of `--json`."""
-    model, first = plan.candidates[0].model, plan.best[0]
-    tokens: dict[str, list[list[float]]] = {one.acceptance.name: [] for one in plan.candidates}
-    for point in plan.points:
-        if (point.batch, point.context) == (first.batch, first.context):
-            tokens[point.drafter].append([point.nodes, point.tokens_per_step])
-    errors = () if fit is None else (fit.fitted, *fit.held_out)
-    found = {one.by: picked(one if one.errors else None, "median", "largest") for one in errors}
-    return {
-        "best_nodes": first.nodes,
-        "best": plan.best,
-        "tokens_per_step": tokens,
-        "drafting": {one.acceptance.name: drafting_text(one.model.drafting) for one in plan.candidates},
-        "model": picked(model.shape, "name", "parameters", "source"),
-        **picked(model, "device", "setting", "efficiency"),
-        **({"fit": {one.by: {**found[one.by], "skipped": one.skipped} for one in errors}} if errors else {}),
-    }
-
-
-def _presets() -> Iterator[Part]:
-    """The known models and devices."""
-    from treeopt.models.shapes import NAMED
-
-    models = (
-        Column("model", "name"),
-        Column("parameters", "parameters", ","),
-        Column("context", "context", key=""),
-        Column("config of", "source"),
-    )
-    yield Table(models, [NAMED[name].shape(name) for name in NAMED], "models")
-    yield ""
-    devices = (
-        Column("device", "name"),
-        Column("dense TFLOP/s", "flops", _teraflops),
-        Column("GB/s", "bandwidth", lambda value: f"{value / 1e9:g}"),
-        Column("GB", "memory", lambda value: f"{value / 1e9:.0f}"),
-        Column("source", "source"),
-    )
-    yield Table(devices, list(DEVICES.values()), "devices")
-    yield "float16 is as bfloat16; int8 and int4 weights are multiplied in 16 bits"
-
-
-def _teraflops(flops: Mapping[str, float]) -> str:
-    return " ".join(f"{dtype} {value / 1e12:g}" for dtype, value in flops.items() if dtype != "float16")
+    if calibration is None:
+        return Acceptance(kind=options["kind"])
+    if calibration.distinct < FOLDS:
+        few = f"{options['calibration']} has {texts_of(calibration)}, too few for cross-validation"
+        console.warn(f"warning: {few}; tokens per step are those of the fitted texts")
+    with console.progress("curve") as progress:
+        largest = max(options["nodes"])
+        return calibrated_acceptance(calibration, largest, kind=options["kind"], progress=late(progress))

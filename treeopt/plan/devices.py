@@ -7,10 +7,11 @@ float32 is that of the vector units. Where only a sparse figure is published, it
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from treeopt.shape import shape_error, similar
+from treeopt.facts import Column, Part, Table
+from treeopt.shape import ModelShape, shape_error, similar
 
 # Bytes of a value by dtype. Weights of 4 and 8 bits integers are multiplied in 16 bits.
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0, "int8": 1.0, "int4": 0.5}
@@ -107,6 +108,31 @@ def device_preset(name: str) -> Device:
         why, fix = "presets are devices with published figures", f"{', '.join(near)}; or --device-spec {_SPEC}"
         raise shape_error(f"no device has the name {name}", at=f"--device-preset {name}", why=why, fix=fix)
     return found
+
+
+def presets(models: Sequence[ModelShape]) -> Iterator[Part]:
+    """These models, and the devices of `DEVICES`."""
+
+    def teraflops(flops: Mapping[str, float]) -> str:
+        return " ".join(f"{dtype} {value / 1e12:g}" for dtype, value in flops.items() if dtype != "float16")
+
+    known = (
+        Column("model", "name"),
+        Column("parameters", "parameters", ","),
+        Column("context", "context", key=""),
+        Column("config of", "source"),
+    )
+    yield Table(known, models, "models")
+    yield ""
+    devices = (
+        Column("device", "name"),
+        Column("dense TFLOP/s", "flops", teraflops),
+        Column("GB/s", "bandwidth", lambda value: f"{value / 1e9:g}"),
+        Column("GB", "memory", lambda value: f"{value / 1e9:.0f}"),
+        Column("source", "source"),
+    )
+    yield Table(devices, list(DEVICES.values()), "devices")
+    yield "float16 is as bfloat16; int8 and int4 weights are multiplied in 16 bits"
 
 
 def device_of_spec(spec: str) -> Device:

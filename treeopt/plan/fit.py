@@ -10,14 +10,17 @@ with the number of layers.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.defaults import ONE_NODE
+from treeopt.defaults import MODEL, MODEL_NGRAM, ONE_NODE
+from treeopt.facts import Fact, Part, picked
 from treeopt.latency import LatencyProfile
+from treeopt.plan.devices import BYTES
 from treeopt.plan.operators import Floats
 from treeopt.plan.step_model import Efficiency, StepModel
 from treeopt.shape import shape_error
@@ -60,6 +63,46 @@ class EfficiencyFit:
     efficiency: Efficiency
     fitted: HeldOut
     held_out: tuple[HeldOut, ...]
+
+    def parts(self) -> Iterator[Part]:
+        """The fitted numbers, and the errors of steps that were fitted and left out."""
+        found = {}
+        for one in (self.fitted, *self.held_out):
+            found[one.by] = {**picked(one if one.errors else None, "median", "largest"), "skipped": one.skipped}
+        yield Fact(None, found, key="fit")
+        numbers = vars(self.efficiency)
+        shares = ", ".join(f"{name} {numbers[name]:.3g}" for name in ("compute", "bandwidth"))
+        times = ", ".join(f"{name} {numbers[name] * 1e6:.3g} us" for name in ("launch", "step", "tree"))
+        yield f"efficiency, fitted to {len(self.fitted.errors)} measured steps: {shares}; {times}"
+        for one in (self.fitted, *self.held_out):
+            left_out = "fitted steps" if one is self.fitted else f"steps left out by {one.by}"
+            errors = f"median {one.median:.1%}, largest {one.largest:.1%}" if one.errors else "none"
+            skipped = f"; not left out: {'; '.join(one.skipped)} (the other steps do not determine 5 numbers)"
+            yield f"error of {left_out}: {errors}{skipped if one.skipped else ''}"
+        if all(one.by != "model" for one in self.held_out):
+            yield "steps of one model do not separate bandwidth from launch: for another model, fit two or more"
+
+
+def check_fittable(source: Mapping[str, Any], file: str) -> None:
+    """Raise E240 where a profile of this provenance cannot be fitted."""
+    dtype = source.get("dtype")
+    for refused, fault, why in (
+        (source.get("modelled"), "was modelled", "the model is fitted to measured steps"),
+        (not source.get("model"), "names no model", "the model is fitted to measured steps of a known shape"),
+        (
+            source.get("drafter_name") in (MODEL, MODEL_NGRAM),
+            "is of a draft model",
+            "the shape of the draft model, whose forwards the steps contain, is not in it",
+        ),
+        (
+            dtype not in BYTES,
+            f"has the dtype {dtype}" if dtype else "has no dtype",
+            "FLOP/s and bytes follow from the dtype",
+        ),
+    ):
+        if refused:
+            fix = "--fit: a file of treeopt profile, with heads or n-grams, in one of these dtypes: " + ", ".join(BYTES)
+            raise shape_error(f"{file} {fault}", at=f"--fit {file}", why=why, fix=fix)
 
 
 def fit_efficiency(sources: Sequence[MeasuredSteps]) -> EfficiencyFit:

@@ -1,7 +1,8 @@
-"""The plan: overhead and speedup by nodes, batch and context, and the size and drafter with the greatest speedup."""
+"""The plan: overhead and speedup by nodes, batch and context, and the size with the greatest speedup."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -12,13 +13,16 @@ import numpy as np
 from treeopt.calibration import Calibration
 from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS, HEADS, KINDS, MAX_NODES, ONE_NODE, STEP_SIZES
 from treeopt.errors import check_choice, check_counts
+from treeopt.facts import Column, Fact, Part, Table, picked
+from treeopt.latency import LatencyProfile
+from treeopt.optimize.build_report import by_one_growth
 from treeopt.optimize.curve import default_sizes, measure_curve, policy_curve
 from treeopt.optimize.select_method import Fitter, candidates
 from treeopt.optimize.tree_builder import check_size, tree_limits
 from treeopt.plan.operators import Floats
-from treeopt.plan.step_model import StepModel, check_steps
+from treeopt.plan.step_model import Efficiency, StepModel, check_steps
 from treeopt.progress import Progress, silent
-from treeopt.shape import shape_error
+from treeopt.version import VERSION
 
 PER_LOG = 0.477  # tokens per step for each natural logarithm of nodes: arXiv:2401.10774, appendix G
 
@@ -62,6 +66,9 @@ class Acceptance:
         return found
 
 
+LOGARITHM = Acceptance()
+
+
 def calibrated_acceptance(
     calibration: Calibration, largest: int, *, name: str = "", kind: str = KINDS[0], progress: Progress = silent
 ) -> Acceptance:
@@ -101,16 +108,8 @@ def calibrated_acceptance(
 
 
 @dataclass(frozen=True)
-class PlanCandidate:
-    """A drafter: its tokens per step, and the model whose steps include its drafting."""
-
-    acceptance: Acceptance
-    model: StepModel
-
-
-@dataclass(frozen=True)
 class PlanPoint:
-    """The figures of one drafter with `nodes` nodes (root counted), `batch` texts and `context` cached tokens."""
+    """The figures of trees of `nodes` nodes (root counted), for `batch` texts and `context` cached tokens."""
 
     nodes: int
     batch: int
@@ -119,22 +118,19 @@ class PlanPoint:
     overhead: float
     speedup: float
     tokens_per_step: float
-    drafter: str
 
 
 @dataclass(frozen=True)
 class PlanBest:
-    """The fastest size and drafter at one batch and context.
+    """The fastest size at one batch and context.
 
     Args:
         batch: texts.
         context: cached tokens.
         nodes: the fastest of the sizes of the plan; the smaller of equal ones.
         speedup: of it.
-        drafter: of it.
         any_nodes: the fastest of all whole sizes up to the largest of the plan.
         any_speedup: of it.
-        any_drafter: of it.
         memory: bytes of weights and cache at `nodes`.
     """
 
@@ -142,10 +138,8 @@ class PlanBest:
     context: int
     nodes: int
     speedup: float
-    drafter: str
     any_nodes: int
     any_speedup: float
-    any_drafter: str
     memory: float
 
 
@@ -155,78 +149,135 @@ class SpeedPlan:
 
     points: tuple[PlanPoint, ...]
     best: tuple[PlanBest, ...]
-    candidates: tuple[PlanCandidate, ...]
+    model: StepModel
+    acceptance: Acceptance
 
-    def chosen(self, best: PlanBest) -> PlanCandidate:
-        """The candidate of a best point."""
-        return next(one for one in self.candidates if one.acceptance.name == best.drafter)
+    def profile(self) -> LatencyProfile:
+        """The modelled steps of the plan and of the sizes of curves, which `build --nodes auto` interpolates."""
+        known = {point.nodes for point in self.points}
+        sizes = known | set(default_sizes(max(known))) | {best.any_nodes for best in self.best}
+        model = self.model
+        efficiency = ", ".join(f"{name} {value:.4g}" for name, value in vars(model.efficiency).items())
+        source = {
+            "made_by": f"treeopt {VERSION}",
+            "model": model.shape.name,
+            "kind": self.acceptance.kind,
+            **dict(self.acceptance.provenance),
+            "device": model.device.name,
+            "dtype": model.setting.dtype,
+            "attention": model.setting.attention,
+            "modelled": f"treeopt plan; efficiency: {efficiency}; drafting: {model.drafting}",
+        }
+        batches, contexts = {best.batch for best in self.best}, {best.context for best in self.best}
+        return model.profile(sizes, batches, contexts, source)
+
+    def warnings(self) -> Iterator[str]:
+        """What the device or the model does not take."""
+        device, shape = self.model.device, self.model.shape
+        for best in self.best:
+            if device.memory is not None and best.memory > device.memory:
+                need = f"{best.memory / 1e9:.1f} GB of weights and cache exceed the {device.memory / 1e9:.0f} GB"
+                yield f"warning: batch {best.batch}, context {best.context}: {need} of {device.name}"
+        longest = max(point.context for point in self.points)
+        if shape.context is not None and longest > shape.context:
+            yield f"warning: context {longest}: {shape.name} takes {shape.context} tokens"
+
+    def _table(self) -> Table:
+        fastest = {(best.batch, best.context, best.nodes) for best in self.best}
+
+        def marked(point: PlanPoint) -> str:
+            return f"{point.nodes}{' best' * ((point.batch, point.context, point.nodes) in fastest)}"
+
+        columns = (
+            Column("nodes", marked),
+            Column(None, "nodes"),
+            Column("batch", "batch"),
+            Column("context", "context"),
+            Column("ms per step", "seconds", lambda seconds: f"{seconds * 1e3:.3f}"),
+            Column("overhead", "overhead", ".3f"),
+            Column("tokens/step", "tokens_per_step", ".3f", key=""),
+            Column("speedup", "speedup", ".3f"),
+        )
+        return Table(columns, self.points, "points")
+
+    def parts(self) -> Iterator[Part]:
+        """The points, the fastest size of each batch and context, and the assumptions."""
+        yield self._table()
+        first, model, acceptance = self.best[0], self.model, self.acceptance
+        here = [point for point in self.points if (point.batch, point.context) == (first.batch, first.context)]
+        for key, value in {
+            "best_nodes": first.nodes,
+            "best": self.best,
+            "tokens_per_step": [[point.nodes, point.tokens_per_step] for point in here],
+            "drafting": str(model.drafting),
+            "model": picked(model.shape, "name", "parameters", "source"),
+            **picked(model, "device", "setting", "efficiency"),
+        }.items():
+            yield Fact(None, value, key=key)
+        for best in self.best:
+            yield (
+                f"batch {best.batch}, context {best.context}: nodes of the fastest size: {best.nodes} of these "
+                f"({best.speedup:.3f} times), {best.any_nodes} of all ({best.any_speedup:.3f} times)"
+            )
+        yield (
+            f"{model.shape.name}: {model.shape.parameters:,} parameters in {model.setting.dtype} on "
+            f"{model.device.name}: {model.device.peak(model.setting.dtype):.4g} FLOP/s, "
+            f"{model.device.bandwidth:.4g} bytes/s ({model.device.source})"
+        )
+        by = "1 + 0.477 ln(nodes), the Medusa paper's model of its Vicuna-7B (arXiv:2401.10774, appendix G)"
+        if acceptance.sizes:
+            by = f"{acceptance.name}, by its calibration of {acceptance.model}"
+        yield f"tokens per step: {by}"
+        yield f"drafting: {model.drafting}"
+        if acceptance.largest is not None and acceptance.kind == KINDS[0]:
+            yield by_one_growth(acceptance.largest)
+        if model.efficiency == Efficiency():
+            yield "seconds: peak figures, which no device reaches; --fit PROFILE takes measured steps into account"
 
 
 def plan_speedup(
-    candidates: Sequence[PlanCandidate],
+    model: StepModel,
     nodes: Sequence[int],
     batches: Sequence[int] = (1,),
     contexts: Sequence[int] = (1024,),
+    *,
+    acceptance: Acceptance = LOGARITHM,
 ) -> SpeedPlan:
     """Overhead and speedup of each size, batch and context, by the hardware model.
 
     Args:
-        candidates: one or more drafters with different names, with the same base model and device.
-        nodes: sizes, root counted; one node is included. A drafter is left out beyond its largest size.
+        model: a model on a device, with its drafting.
+        nodes: sizes, root counted; one node is included. Sizes beyond the largest of `acceptance` are left out.
         batches: texts decoded together.
         contexts: tokens in the cache of each text.
+        acceptance: tokens per step; the paper's logarithm by default.
 
     Raises:
-        TreeoptError: E240 for numbers below 1 or too large, and drafters of one name.
+        TreeoptError: E240 for numbers below 1 or too large.
 
     Examples:
         >>> import treeopt
         >>> device = treeopt.device_preset("a100-80gb-pcie")
         >>> model = treeopt.StepModel(treeopt.model_shape("llama-7b"), device)
-        >>> plan = treeopt.plan_speedup([treeopt.PlanCandidate(treeopt.Acceptance(), model)], [1, 32, 64, 128, 256])
+        >>> plan = treeopt.plan_speedup(model, [1, 32, 64, 128, 256])
         >>> plan.best[0].nodes
         128
     """
-    names = [one.acceptance.name for one in candidates]
-    if not names or len(set(names)) < len(names):
-        raise shape_error("a plan takes drafters with different names", at=", ".join(names) or "none")
-    sizes = sorted({ONE_NODE, *nodes})
-    check_steps(np.array(sizes, np.float64), batches, contexts)
-    pairs = [(batch, context) for batch in sorted(set(batches)) for context in sorted(set(contexts))]
-    points = [point for pair in pairs for one in candidates for point in _points(one, sizes, *pair)]
-    best = tuple(_best(candidates, points, sizes[-1], *pair) for pair in pairs)
-    return SpeedPlan(tuple(points), best, tuple(candidates))
-
-
-def _points(one: PlanCandidate, sizes: Sequence[int], batch: int, context: int) -> Iterator[PlanPoint]:
-    """The points of one drafter at one batch and context."""
-    seconds, overheads, tokens = _figures(one, sizes, batch, context)
-    columns = (column.tolist() for column in (seconds, overheads, tokens / overheads, tokens))
-    for size, spent, overhead, speedup, tau in zip(sizes, *columns, strict=False):
-        yield PlanPoint(size, batch, context, spent, overhead, speedup, tau, one.acceptance.name)
-
-
-def _figures(one: PlanCandidate, sizes: Sequence[int], batch: int, context: int) -> tuple[Floats, Floats, Floats]:
-    """Seconds, overhead and tokens per step at each size up to the drafter's largest, float64 [n] each."""
-    known = np.array(sizes, np.float64)
-    known = known[known <= (one.acceptance.largest or known[-1])]
-    seconds = one.model.seconds(known, batch, context)
-    return seconds, seconds / one.model.seconds([ONE_NODE], batch, context), one.acceptance.at(known)
-
-
-def _best(
-    candidates: Sequence[PlanCandidate], points: Sequence[PlanPoint], largest: int, batch: int, context: int
-) -> PlanBest:
-    """The fastest point at one batch and context, on the grid and of all whole sizes."""
-    here = [point for point in points if (point.batch, point.context) == (batch, context)]
-    best = max(here, key=lambda point: (point.speedup, -point.nodes))
-    found = []
-    for one in candidates:
-        _, overheads, tokens = _figures(one, range(1, largest + 1), batch, context)
+    sizes = np.array(sorted({ONE_NODE, *nodes}), np.float64)
+    check_steps(sizes, batches, contexts)
+    largest = min(sizes[-1], acceptance.largest or sizes[-1])
+    sizes, every = sizes[sizes <= largest], np.arange(1, largest + 1)
+    points, fastest = [], []
+    for batch, context in itertools.product(sorted(set(batches)), sorted(set(contexts))):
+        alone = model.seconds([ONE_NODE], batch, context)
+        seconds, tokens = model.seconds(sizes, batch, context), acceptance.at(sizes)
+        overheads = seconds / alone
         speedups = tokens / overheads
-        i = int(np.argmax(speedups))
-        found.append((float(speedups[i]), -i - 1, one.acceptance.name))
-    speedup, size, name = max(found)
-    model = next(one.model for one in candidates if one.acceptance.name == best.drafter)
-    memory = model.memory(best.nodes, batch, context)
-    return PlanBest(batch, context, best.nodes, best.speedup, best.drafter, -size, speedup, name, memory)
+        for size, *figures in np.stack([sizes, seconds, overheads, speedups, tokens], axis=1).tolist():
+            points.append(PlanPoint(int(size), batch, context, *figures))
+        best, of_all = int(np.argmax(speedups)), acceptance.at(every) / (model.seconds(every, batch, context) / alone)
+        at, memory = int(sizes[best]), model.memory(int(sizes[best]), batch, context)
+        any_nodes = int(np.argmax(of_all)) + 1
+        found = PlanBest(batch, context, at, float(speedups[best]), any_nodes, float(of_all.max()), memory)
+        fastest.append(found)
+    return SpeedPlan(tuple(points), tuple(fastest), model, acceptance)

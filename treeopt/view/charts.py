@@ -325,18 +325,12 @@ def render_plan(plan: SpeedPlan, title: str) -> str:
 
 
 def plan_panels(plan: SpeedPlan) -> list[Panel]:
-    """Speedup and overhead, with a line for each batch, context and drafter."""
-    return _costs(_lines(plan), [plan.best[0].nodes], log=True)
-
-
-def _lines(plan: SpeedPlan) -> dict[str, list[PlanPoint]]:
-    """The points of each line by its label; what all lines share is not in the label."""
-    several = {
-        name: len({getattr(point, name) for point in plan.points}) > 1 for name in ("batch", "context", "drafter")
-    }
+    """Speedup and overhead, with a line for each batch and context; what all lines share is not in their labels."""
+    contexts = {best.context for best in plan.best}
+    batches = {best.batch for best in plan.best}
     found: dict[str, list[PlanPoint]] = defaultdict(list)
     for point in plan.points:
-        parts = {"batch": f"batch {point.batch}", "context": f"context {point.context}", "drafter": point.drafter}
-        label = ", ".join(part for name, part in parts.items() if several[name])
-        found[label or parts["batch"]].append(point)
-    return dict(found)
+        batch, context = f"batch {point.batch}", f"context {point.context}"
+        parts = [batch] * (len(batches) > 1) + [context] * (len(contexts) > 1)
+        found[", ".join(parts) or batch].append(point)
+    return _costs(found, [plan.best[0].nodes], log=True)
