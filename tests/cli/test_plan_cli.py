@@ -81,9 +81,7 @@ def test_few_texts_are_warned_of() -> None:
     save_calibration(random_calibration(1, sequences=4), "few.safetensors")
     options = ("--calibration", "few.safetensors", "--nodes", "1,8")
     [warning] = as_json(*LLAMA, *options)["warnings"]
-    assert warning == (
-        "few.safetensors has 4 texts, too few for cross-validation; tokens per step are those of the fitted texts"
-    )
+    assert warning == "4 texts, too few for cross-validation; tokens per step are those of the fitted texts"
 
 
 def test_fit_prints_the_errors_of_steps_left_out() -> None:

@@ -21,23 +21,19 @@ from treeopt.cli.options import (
 )
 from treeopt.defaults import (
     CURVE_LARGEST,
-    DEFAULT_TOP_K,
     DEFAULT_VALUES,
     DEFAULT_WEIGHTS,
     KINDS,
     MAX_NODES,
     ONE_NODE,
-    STEP_SIZES,
     VALUES,
     WEIGHTS,
 )
-from treeopt.facts import Column, Table
 from treeopt.files.outputs import PICTURE, write_marked
 from treeopt.progress import late
 
 if TYPE_CHECKING:
-    from treeopt.calibration import Calibration
-    from treeopt.optimize.curve import Curve, Timing
+    from treeopt.optimize.curve import Timing
     from treeopt.optimize.select_method import Method
 
 
@@ -66,7 +62,8 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.files.calibrations import load_calibration
     from treeopt.models.origins import profile_for_others
     from treeopt.optimize.budget import check_priced
-    from treeopt.optimize.build_report import by_one_growth, few_texts, texts_of
+    from treeopt.optimize.build_report import curve_report, few_texts, fitted_texts
+    from treeopt.optimize.curve import calibration_curve
 
     if not options["profile"] and (options["batch"] != 1 or options["context"]):
         raise click.UsageError("--batch-size and --context choose from a --profile")
@@ -79,26 +76,18 @@ def run(console: Console, **options: Any) -> None:
         check_priced(timing.profile, calibration, options["kind"])
     console.warn(*profile_for_others(timing.profile if timing else None, calibration))
     more = {"kind": options["kind"], "largest": options["largest"], "top_k": ranks_of(options)}
-    curve = measured_curve(console, calibration, timing, methods=_methods(options), **more)
+    methods = _methods(options)
+    with console.progress("curve") as progress:
+        curve = calibration_curve(calibration, timing, methods=methods, **more, progress=late(progress))
     from treeopt.view.charts import render_curve
 
     write_marked(options["output"], render_curve(curve), PICTURE, console.configuration)
-    columns = (
-        Column("nodes", lambda point: f"{point.nodes} best" if point.nodes == curve.best else point.nodes),
-        Column("tokens/step", "tokens_per_step", ".3f"),
-        Column("new prompts, 90 %", "prediction", ".3f"),
-        Column("overhead", "overhead", ".2f"),
-        Column("speedup", "speedup", ".2f"),
-    )
-    console.report(
-        Table(columns, curve.points),
-        f"tokens per step over {texts_of(calibration)}; {curve.method}",
-        by_one_growth(curve.points[-1].nodes) if options["kind"] == KINDS[0] else None,
-    )
+    console.report(*curve_report(curve, calibration, options["kind"]))
+    if options["kind"] == KINDS[0]:
+        console.warn(*fitted_texts(calibration))
     console.warn(*few_texts(calibration))
     console.note(f"wrote {options['output']}")
-    texts = {"texts": calibration.sequences, "texts_distinct": calibration.distinct}
-    console.result({**vars(curve), **texts, "output": options["output"]})
+    console.result({"output": options["output"]})
 
 
 command = run
@@ -124,37 +113,3 @@ def _methods(options: dict[str, Any]) -> Sequence[Method] | None:
         check_static_only(("values", "weights", "max_rank"))
         return None
     return candidates(options["values"], options["weights"], exactly=given("values") and given("weights"))
-
-
-def measured_curve(
-    console: Console,
-    calibration: Calibration,
-    timing: Timing | None,
-    *,
-    kind: str = KINDS[0],
-    largest: int | None = None,
-    methods: Sequence[Method] | None = None,
-    top_k: int = DEFAULT_TOP_K,
-) -> Curve:
-    """The curve of trees of a kind up to the largest size that is given, and that of the profile.
-
-    Static trees are those of the best of `methods`, by default of the defaults.
-    """
-    from treeopt.optimize.curve import default_sizes, measure_curve, policy_curve
-    from treeopt.optimize.select_method import Fitter, candidates
-    from treeopt.optimize.tree_builder import check_size, tree_limits
-
-    bounds = [] if largest is None else [largest]
-    bounds += [min(timing.largest, MAX_NODES)] if timing else []
-    most = min(bounds, default=CURVE_LARGEST)
-    if kind == KINDS[1]:
-        return policy_curve(calibration, default_sizes(min(most, STEP_SIZES[-1])), timing)
-    limits = tree_limits(calibration, most, top_k=top_k)
-    check_size(limits, calibration.num_heads, "--largest")
-    chosen = candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS, exactly=False) if methods is None else methods
-    with console.progress("curve") as progress:
-        fitter = Fitter(calibration, limits, progress=late(progress))
-        curve = measure_curve(fitter, fitter.choose(chosen).method, default_sizes(most), timing)
-    if not fitter.can_leave_out:
-        console.warn("warning: too few different texts for cross-validation; the figures are of the fitted texts")
-    return curve

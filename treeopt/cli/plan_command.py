@@ -198,15 +198,13 @@ def _heads(console: Console, options: Mapping[str, Any], calibration: Calibratio
 
 def _acceptance(console: Console, options: Mapping[str, Any], calibration: Calibration | None) -> Acceptance:
     """Tokens per step by the calibration, or the paper's logarithm."""
-    from treeopt.optimize.build_report import texts_of
-    from treeopt.optimize.select_method import FOLDS
+    from treeopt.optimize.build_report import fitted_texts
     from treeopt.plan.planner import Acceptance, calibrated_acceptance
 
     if calibration is None:
         return Acceptance(kind=options["kind"])
-    if calibration.distinct < FOLDS:
-        few = f"{options['calibration']} has {texts_of(calibration)}, too few for cross-validation"
-        console.warn(f"warning: {few}; tokens per step are those of the fitted texts")
+    if options["kind"] == KINDS[0]:
+        console.warn(*fitted_texts(calibration))
     with console.progress("curve") as progress:
         largest = max(options["nodes"])
         return calibrated_acceptance(calibration, largest, kind=options["kind"], progress=late(progress))

@@ -11,8 +11,9 @@ from treeopt.cli.checks import check_once, given, several
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import warn_edited
 from treeopt.cli.options import check_outputs, force_option
-from treeopt.defaults import MAX_NODES
+from treeopt.defaults import KINDS, MAX_NODES
 from treeopt.files.outputs import REPORT, write_marked
+from treeopt.progress import late
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
@@ -37,7 +38,8 @@ def run(console: Console, **options: Any) -> None:
 
     Every input is optional, and one is needed.
     """
-    from treeopt.cli.curve_command import measured_curve
+    from treeopt.optimize.build_report import fitted_texts
+    from treeopt.optimize.curve import calibration_curve
     from treeopt.view.report import render_report
     from treeopt.view.report_data import PARTS, report_data, without_folders
     from treeopt.view.report_inputs import INPUTS, report_inputs
@@ -50,7 +52,11 @@ def run(console: Console, **options: Any) -> None:
     warn_edited(console, options["tree"])
 
     def curve(calibration: Calibration, timing: Timing | None, kind: str) -> Curve:
-        return measured_curve(console, calibration, timing, kind=kind, largest=options["largest"])
+        if kind == KINDS[0]:
+            console.warn(*fitted_texts(calibration))
+        with console.progress("curve") as progress:
+            largest = options["largest"]
+            return calibration_curve(calibration, timing, kind=kind, largest=largest, progress=late(progress))
 
     paths = {name: [path for path in several(options[name]) if path is not None] for name in INPUTS}
     data = report_data(report_inputs(paths, curve, options["title"]))

@@ -11,9 +11,10 @@ from treeopt.errors import counted
 from treeopt.facts import Column, Fact, Part, Table, milliseconds, picked
 from treeopt.optimize.auto_drafter import Candidate, DrafterChoice
 from treeopt.optimize.build_job import Built
+from treeopt.optimize.curve import Curve
 from treeopt.optimize.intervals import FEWEST_TEXTS
 from treeopt.optimize.per_step import BINS, calibration_error
-from treeopt.optimize.select_method import MEDUSA
+from treeopt.optimize.select_method import FOLDS, MEDUSA
 from treeopt.policy import Plan, TreePolicy
 
 _EXPECTED = "expected tokens per step"
@@ -151,6 +152,22 @@ def texts_of(calibration: Calibration) -> str:
     return f"{counted(calibration.sequences, 'text')}{sampled}{distinct}"
 
 
+def curve_report(curve: Curve, calibration: Calibration, kind: str) -> Iterator[Part]:
+    """The figures of each size."""
+    columns = (
+        Column("nodes", lambda point: f"{point.nodes} best" if point.nodes == curve.best else point.nodes),
+        Column("tokens/step", "tokens_per_step", ".3f"),
+        Column("new prompts, 90 %", "prediction", ".3f"),
+        Column("overhead", "overhead", ".2f"),
+        Column("speedup", "speedup", ".2f"),
+    )
+    yield Table(columns, curve.points)
+    yield from _keyed({**vars(curve), "texts": calibration.sequences, "texts_distinct": calibration.distinct})
+    yield f"tokens per step over {texts_of(calibration)}; {curve.method}"
+    if kind == KINDS[0]:
+        yield by_one_growth(curve.points[-1].nodes)
+
+
 def by_one_growth(largest: int) -> str:
     """Why a size can have another figure here than in `treeopt build --nodes N`."""
     return (
@@ -170,3 +187,10 @@ def few_texts(calibration: Calibration) -> list[str]:
     """A warning where there are too few different texts for an interval."""
     enough = calibration.distinct >= FEWEST_TEXTS
     return [] if enough else [f"warning: {texts_of(calibration)}: an interval needs two different ones"]
+
+
+def fitted_texts(calibration: Calibration) -> list[str]:
+    """A warning where there are too few different texts for cross-validation."""
+    enough = len(set(calibration.token_hashes)) >= FOLDS
+    few = f"warning: {texts_of(calibration)}, too few for cross-validation"
+    return [] if enough else [f"{few}; tokens per step are those of the fitted texts"]

@@ -8,13 +8,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import KINDS, ONE_NODE, STEP_SIZES
+from treeopt.defaults import (
+    CURVE_LARGEST,
+    DEFAULT_TOP_K,
+    DEFAULT_VALUES,
+    DEFAULT_WEIGHTS,
+    KINDS,
+    MAX_NODES,
+    ONE_NODE,
+    STEP_SIZES,
+)
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, best_budget, budget_at, check_priced, step_seconds
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval, sampling_interval
 from treeopt.optimize.per_step import sums_by_size, traced_steps
 from treeopt.optimize.replay import TextSums
-from treeopt.optimize.select_method import Fitter, Method
+from treeopt.optimize.select_method import Fitter, Method, candidates
+from treeopt.optimize.tree_builder import check_size, tree_limits
+from treeopt.progress import Progress, silent
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,34 @@ def default_sizes(largest: int) -> list[int]:
         sizes |= {power, power * 3 // 2}
         power *= 2
     return sorted(size for size in sizes if size <= largest)
+
+
+def calibration_curve(
+    calibration: Calibration,
+    timing: Timing | None = None,
+    *,
+    kind: str = KINDS[0],
+    largest: int | None = None,
+    methods: Sequence[Method] | None = None,
+    top_k: int = DEFAULT_TOP_K,
+    option: str = "--largest",
+    progress: Progress = silent,
+) -> Curve:
+    """The curve of trees of a kind up to `largest` nodes, and up to the largest of a profile.
+
+    Static trees are those of the best of `methods`, by default of the defaults. An error names `option` as the one of
+    `largest`.
+    """
+    bounds = [] if largest is None else [largest]
+    bounds += [min(timing.largest, MAX_NODES)] if timing else []
+    most = min(bounds, default=CURVE_LARGEST)
+    if kind == KINDS[1]:
+        return policy_curve(calibration, default_sizes(min(most, STEP_SIZES[-1])), timing)
+    limits = tree_limits(calibration, most, top_k=top_k)
+    check_size(limits, calibration.num_heads, option)
+    fitter = Fitter(calibration, limits, progress=progress)
+    chosen = fitter.choose(methods or candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS))
+    return measure_curve(fitter, chosen.method, default_sizes(most), timing)
 
 
 def measure_curve(fitter: Fitter, method: Method, sizes: Sequence[int], timing: Timing | None = None) -> Curve:

@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS, HEADS, KINDS, MAX_NODES, ONE_NODE, STEP_SIZES
+from treeopt.defaults import HEADS, KINDS, MAX_NODES, ONE_NODE
 from treeopt.errors import check_choice, check_counts
 from treeopt.facts import Column, Fact, Part, Table, picked
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.build_report import by_one_growth
-from treeopt.optimize.curve import default_sizes, measure_curve, policy_curve
-from treeopt.optimize.select_method import Fitter, candidates
-from treeopt.optimize.tree_builder import check_size, tree_limits
+from treeopt.optimize.curve import calibration_curve, default_sizes
 from treeopt.plan.operators import Floats
 from treeopt.plan.step_model import Efficiency, StepModel, check_steps
 from treeopt.progress import Progress, silent
@@ -89,14 +87,8 @@ def calibrated_acceptance(
     check_choice("kind", kind, KINDS)
     source = calibration.provenance
     shown = name or (PurePath(source.drafter).name or source.drafter_id if source.drafter_id else HEADS)
-    if kind == KINDS[1]:
-        curve = policy_curve(calibration, default_sizes(min(largest, STEP_SIZES[-1])))
-    else:
-        limits = tree_limits(calibration, min(largest, MAX_NODES))
-        check_size(limits, calibration.num_heads, "--nodes")
-        fitter = Fitter(calibration, limits, progress=progress)
-        method = fitter.choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS)).method
-        curve = measure_curve(fitter, method, default_sizes(limits.nodes))
+    most = min(largest, MAX_NODES)
+    curve = calibration_curve(calibration, kind=kind, largest=most, option="--nodes", progress=progress)
     provenance = {
         "heads": source.heads,
         "heads_id": source.heads_id,
