@@ -17,10 +17,10 @@ from program import error_number, error_of, treeopt
 from tiny import random_heads, tiny_base
 
 from treeopt.cli.app import program
-from treeopt.cli.reproduce_command import _difference
 from treeopt.files.bundled import zoo
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.configurations import stored_configuration
+from treeopt.files.same import compare_files
 from treeopt.files.trees import load_tree
 from treeopt.models.head_files import save_heads
 
@@ -306,5 +306,5 @@ def test_what_is_measured_is_left_out() -> None:
     ):
         for file, data in (("old.json", old), ("new.json", {**old, **change})):
             Path(file).write_text(json.dumps(data))
-        found = _difference(Path("old.json"), Path("new.json"), name)
+        _, found = compare_files(Path("old.json"), Path("new.json"), name)
         assert (found and found["place"]) == place

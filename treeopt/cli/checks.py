@@ -105,19 +105,13 @@ def input_names(context: click.Context) -> list[str]:
 def made_of(names: Iterable[str]) -> dict[str, dict[str, str]]:
     """The SHA-256 of every file among the inputs, and the versions; see `treeopt.files.configurations`."""
     versions = {"treeopt": VERSION, "python": platform.python_version(), "numpy": importlib.metadata.version("numpy")}
-    found = hashes_of(names)
-    return {**({INPUTS: found} if found else {}), MADE_BY: versions}
-
-
-def hashes_of(names: Iterable[str]) -> dict[str, str]:
-    """The SHA-256 of each name that is a regular file; models in folders have ids of their own, in what is written."""
-    found = {}
+    found = {}  # models in folders have ids of their own, in what is written
     for name in names:
         with contextlib.suppress(OSError, ValueError, TreeoptError):  # the command itself refuses what it cannot read
             place = Path(name).expanduser()
             if place.is_file():
                 found[os.fspath(name)] = sha256_of(place)
-    return found
+    return {**({INPUTS: found} if found else {}), MADE_BY: versions}
 
 
 def several(value: Any) -> Iterable[Any]:

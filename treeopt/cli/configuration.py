@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from treeopt.defaults import DEFAULT_TOP_K
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import DEFAULTS, NO_COMMANDS, command_lines
 
@@ -42,10 +41,10 @@ NOT_STORED = {
     *("device", "device_map"),  # differ among shards; files have the kinds of devices in `made_by`
     *("output", "csv", "svg", "chart"),
 }
-# Options in files of 0.1 -> their present names; `top-k` of build and curve was a number of ranks.
+# Options in files of 0.1 -> their present names.
 RENAMED = {
     **{"batch": "batch-size", "texts": "test-limit", "to": "for", "drafts": "chain-length", "compare": "measured"},
-    **{"draft-heads": "num-heads", "draft-levels": "levels", "top-k": "max-rank"},
+    **{"draft-heads": "num-heads", "draft-levels": "levels"},
 }
 Faults = list[tuple[tuple[str | int, ...], str]]
 _DEFAULTED = "treeopt.defaulted"  # in a context's meta: parameters with a value under `defaults`
@@ -192,16 +191,8 @@ def _entries(
 
 def _present(section: Mapping[Any, Any], known: Mapping[str, Any]) -> dict[Any, Any]:
     """A section with the present names of options, where the command has them and not the old ones."""
-    found: dict[Any, Any] = {}
-    for key, value in section.items():
-        new = RENAMED.get(key, key)
-        if key in known or new not in known:
-            found[key] = value
-        elif key != "top-k":
-            found[new] = value
-        elif isinstance(value, int) and value != DEFAULT_TOP_K:
-            found.setdefault(new, value - 1)
-    return found
+    old = {one for one in section if one not in known and RENAMED.get(one) in known}
+    return {RENAMED[one] if one in old else one: value for one, value in section.items()}
 
 
 def _settable(command: click.Command) -> dict[str, click.Parameter]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import shutil
@@ -14,32 +13,24 @@ from typing import Any
 
 import click
 
-from treeopt.cli.checks import hashes_of
 from treeopt.cli.configuration import command_named, option_name, typed_line
 from treeopt.cli.console import Console, command, run_inside
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import (
     DEFAULTS,
     INPUTS,
-    KEY,
     MADE_BY,
     NO_COMMANDS,
     command_lines,
+    note_of,
     stored_configuration,
 )
+from treeopt.files.read import sha256_of
+from treeopt.files.same import compare_files, content_of
 
 _DRAFTER_SUFFIX = ".drafter.safetensors"  # of a drafter that calibrate learned, named after the calibration
 _MOST_THREADS = 1 << 16
-# Parts that follow from the clock, in what these commands write; from the machine; and from names of files.
-_MEASURE = ("validate", "compare", "generate", "demo", "calibrate", "learn", "profile")
-_CLOCK = {"tokens_per_second", "prefill_seconds", "overhead", "speedup", "speedup_vs_autoregressive", "quartiles"}
-_CLOCK |= {"seconds", "recommended", "warnings", *(f"{one}_{end}" for one in _CLOCK for end in ("low", "high"))}
-_CLOCK |= {"plan", "cost_ratio", "best_drafts", "best_replayed_drafts", "replayed_speedup", "drafting"}
-_PROFILE = {"low", "high"}  # quartiles of seconds
-_MACHINE = {"made_by", "versions", "device", "dtype", "threads", "attention"}
-_NAMES = {"output", "csv", "chart", "command", "files", "file", "work", "adapter", "drafter", "sha256", KEY}
-_COMMENTS = ("<!-- treeopt ", "// treeopt ", "# ")  # configurations and marks
-_FASTEST = "fastest size"  # ends the methods of compare that are chosen by seconds
+_MEANING = {"identical": ": the same bytes", "equal": ": the same values, but for the clock, the machine and names"}
 
 
 @command("reproduce")
@@ -63,12 +54,10 @@ def run(console: Console, file: str, mapped: tuple[str, ...], **devices: str | N
     known = {str(one.name): option_name(one) for one in command_named(name).params}
     given = [f"--{known[key]}={value}" for key, value in devices.items() if value and key in known]
     with _again(console, Path(file), name, made, given) as again:
-        same = _bytes(Path(file)) == _bytes(again)
-        difference = None if same else _difference(Path(file), again, name)
+        verdict, difference = compare_files(Path(file), again, name)
         machine = _machines(made[MADE_BY], again)
-    verdict = "differs" if difference else "identical" if same else "equal"
-    words = {"identical": "the same bytes", "equal": "the same values, but for the clock, the machine and names"}
-    console.say(f"result    {file} is {'different' if difference else f'{verdict}: {words[verdict]}'}")
+    shown = "different" if difference else verdict
+    console.say(f"result    {file} is {shown}{_MEANING.get(verdict, '')}")
     console.result({"file": file, "command": line, "verdict": verdict, "difference": difference, "machine": machine})
     if difference:
         raise TreeoptError(
@@ -113,14 +102,13 @@ def _checked(file: Path, mapped: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     made[INPUTS] = {str(_mapped(name, mapping)): hashed for name, hashed in stored.get(INPUTS, {}).items()}
     if mapping and made == {INPUTS: {}, **stored}:
         raise click.BadParameter("no input of the command has this name", param_hint="--map")
-    found = hashes_of(made[INPUTS])
     for name, hashed in made[INPUTS].items():
-        if name not in found:
+        place = Path(name).expanduser()
+        if not place.is_file():
             fix = "run this in the folder in which the command was run, or give --map OLD=NEW"
             raise TreeoptError(Code.FILE_MISSING, f"an input of {file} is missing", at=name, fix=fix)
-        if found[name] != hashed:
-            at = f"{name}: sha256 {found[name][:12]}, was {str(hashed)[:12]}"
-            fix = "restore it, or give --map OLD=NEW"
+        if (found := sha256_of(place)) != hashed:
+            at, fix = f"{name}: sha256 {found[:12]}, was {str(hashed)[:12]}", "restore it, or give --map OLD=NEW"
             raise TreeoptError(Code.INPUT_CHANGED, f"an input changed since {file} was made", at=at, fix=fix)
     return made
 
@@ -131,12 +119,18 @@ def _again(console: Console, file: Path, name: str, made: Mapping[str, Any], dev
 
     Files name their drafter relative to their folder, so the new file lies in the folder of the old one.
     """
-    content = _content(file)
+    content = content_of(file)
+    is_result = file.suffix == ".json" and not note_of(file).exists()
     folder = Path(tempfile.mkdtemp(prefix=".treeopt-again-", dir=file.resolve().parent))
     try:
-        outputs, target = _outputs(file, name, content, folder)
-        if _is_result(file) and name == "generate":  # the prompt may have come from standard input
-            made[name].setdefault("prompt", content.get("prompt"))
+        if is_result:
+            target = folder / file.name
+            outputs = ["--json"]
+            outputs += ["-o", str(folder / Path(str(content["output"])).name)] if content.get("output") else []
+            if name == "generate":  # the prompt may have come from standard input
+                made[name].setdefault("prompt", content.get("prompt"))
+        else:
+            outputs, target = _outputs(file, name, content, folder)
         options = folder / "options.json"
         options.write_text(json.dumps({one: made[one] for one in (name, DEFAULTS) if one in made}))
         threads = made[MADE_BY].get("threads")
@@ -144,17 +138,13 @@ def _again(console: Console, file: Path, name: str, made: Mapping[str, Any], dev
             import torch
 
             torch.set_num_threads(threads)  # sums depend on it
-        printed = _printed(console, name, ["--config", str(options), *outputs, *devices], keep="--json" in outputs)
-        if _is_result(file):
+        printed = _printed(console, name, ["--config", str(options), *outputs, *devices], keep=is_result)
+        if is_result:
             target.write_text(printed)
         yield target
     finally:
         for one in folder.parent.glob(f"{folder.name}*"):
             shutil.rmtree(one, ignore_errors=True) if one.is_dir() else one.unlink(missing_ok=True)
-
-
-def _is_result(file: Path) -> bool:
-    return file.suffix == ".json" and not Path(f"{file}.treeopt.yaml").exists()
 
 
 def _outputs(file: Path, name: str, content: Mapping[str, Any], folder: Path) -> tuple[list[str], Path]:
@@ -164,9 +154,6 @@ def _outputs(file: Path, name: str, content: Mapping[str, Any], folder: Path) ->
         return ["-o", str(folder / "heads")], folder / "heads" / file.name
     if name == "calibrate" and file.name.endswith(_DRAFTER_SUFFIX):
         return ["-o", str(inside.with_name(inside.name.replace(_DRAFTER_SUFFIX, ".safetensors")))], inside
-    if _is_result(file):
-        named = content.get("output")
-        return ["--json", *(["-o", str(folder / Path(str(named)).name)] if named else [])], inside
     shard = ["--shard", f"{content['shard']}/{content['shards']}"] if content.get("schema") == "treeopt.shard/1" else []
     learned = content.get("provenance.drafter") == f"{file.stem}{_DRAFTER_SUFFIX}"
     target = inside if learned else folder.with_name(f"{folder.name}.{file.name}")
@@ -186,61 +173,9 @@ def _printed(console: Console, name: str, words: list[str], *, keep: bool) -> st
     return printed.getvalue()
 
 
-def _difference(old: Path, new: Path, name: str) -> dict[str, Any] | None:
-    """The first place of two files, or folders, with other values."""
-    one, other = _content(old), _content(new)
-    left_out = _MACHINE | _NAMES | (_CLOCK if name in _MEASURE else set()) | (_PROFILE if name == "profile" else set())
-    for place in dict.fromkeys([*one, *other]):
-        if one.get(place) != other.get(place) and not left_out & set(place.split(".")):
-            return {"place": place, "old": one.get(place), "new": other.get(place)}
-    return None
-
-
 def _machines(before: Mapping[str, Any], again: Path) -> list[str]:
     """What else the new file was made with: versions and threads, which round differently."""
     with contextlib.suppress(TreeoptError):  # a file with a note beside it
         now = stored_configuration(again).get(MADE_BY, {})
         return [f"{one} was {before.get(one)}, is {now[one]}" for one in now if now[one] != before.get(one)]
     return []
-
-
-def _bytes(path: Path) -> dict[str, bytes]:
-    """The files of a folder, or a file alone, by their names in it."""
-    files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
-    return {"" if one == path else str(one.relative_to(path)): one.read_bytes() for one in files}
-
-
-def _content(path: Path) -> dict[str, Any]:
-    """The values of a file, or of the files of a folder, by their place with dots."""
-    return _flat({name: _values(path / name, raw) for name, raw in _bytes(path).items()})
-
-
-def _values(path: Path, raw: bytes) -> Any:
-    """The data of a file; of arrays their forms and a hash, and of a text its lines."""
-    try:
-        if raw[8:9] == b"{":
-            end = 8 + int.from_bytes(raw[:8], "little")
-            header = json.loads(raw[8:end])
-            ours = json.loads(header.pop("__metadata__", {}).get("treeopt", "{}"))
-            return {**ours, **header, "arrays": hashlib.sha256(raw[end:]).hexdigest()}
-        if path.suffix in (".yaml", ".yml"):
-            from treeopt.files import strict_yaml
-
-            return strict_yaml.load(path).data
-        if path.suffix == ".json":
-            return json.loads(raw)
-        return [line for line in raw.decode().splitlines() if not line.startswith(_COMMENTS)]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # another format
-        return {"bytes": hashlib.sha256(raw).hexdigest()}
-
-
-def _flat(data: Any, place: str = "") -> dict[str, Any]:
-    """The values of nested data by their place; rows of compare that are chosen by seconds are left out."""
-    if isinstance(data, dict) and str(data.get("method", "")).endswith(_FASTEST):
-        return {}
-    parts = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else None
-    if parts is None:
-        return {place: data}
-    return {
-        key: part for name, one in parts for key, part in _flat(one, f"{place}.{name}" if place else str(name)).items()
-    }
