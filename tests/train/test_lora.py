@@ -18,7 +18,7 @@ from tiny import HIDDEN, VOCAB, tiny_base
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
 from treeopt.train import lora as lora_module
-from treeopt.train.lora import adapted, adapter_shares
+from treeopt.train.lora import adapted, expert_share
 from treeopt.train.medusa2 import train_jointly
 from treeopt.train.settings import JointSettings
 
@@ -106,7 +106,7 @@ def test_experts_have_no_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     # Two blocks: attention, four experts of three matrices, a router and two norms.
     linear, experts = VOCAB * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16), 2 * 4 * 3 * 32 * 48
     total = linear + experts + VOCAB * 32 + 2 * (4 * 32 + 2 * 32) + 32
-    assert adapter_shares(base) == (linear / total, experts / total)
+    assert expert_share(base) == experts / total
     given = load_base(str(tmp_path / "base"), device="cpu")
     trained = train_jointly(given, noise(6), tmp_path / "out", dataclasses.replace(JOINT, steps=2))
     merged = load_base(str(tmp_path / "base"), device="cpu", adapter=trained.adapter).model.state_dict()

@@ -130,13 +130,14 @@ def test_given_model_and_heads_do_not_change(tmp_path: Path, family: str, self_d
 def test_loss_and_gradients_by_full_logits(self_distill: bool, shared: bool) -> None:
     """The model's loss is L_LM + lambda_0 * sum of 0.8^h * L_h, and trains adapter and heads by this sum alone."""
     base = tied_base()
-    joined = adapted(base, JointSettings(rank=4, alpha=8.0, dropout=0.0))
+    settings = JointSettings(rank=4, alpha=8.0, dropout=0.0, self_distill=self_distill)
+    joined = adapted(base, settings)
     rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in joined.weights:
             weight.normal_(std=0.2, generator=rng)
     heads = random_heads(base, 2, shared=shared)
-    model = JointModel(joined, heads, self_distill=self_distill)
+    model = JointModel(joined, heads, settings)
     model.heads_weight = 0.3
     ids = [5, 9, 2, 7, 7, 1, 30, 4]
     example = Example(torch.tensor(ids).int().numpy(), ((2, 8),))

@@ -84,6 +84,7 @@ def run(console: Console, **options: Any) -> None:
     _check_options(options)
     from treeopt.models.base import load_base
     from treeopt.train.data import read_texts
+    from treeopt.train.lora import expert_share
     from treeopt.verify.probe import check_trees
 
     _check_outputs(options)
@@ -92,8 +93,8 @@ def run(console: Console, **options: Any) -> None:
     say_base(console, base)
     check_trees(base)
     texts = _texts(console, base, files, options)
-    if options["stage"] == 2:
-        _say_adapter(console, base)
+    if options["stage"] == 2 and (share := expert_share(base)):
+        console.warn(f"warning: experts have {share:.1%} of the weights, and get no adapter")
     again = interruptible(console, lambda: "the same command with --resume continues from the last checkpoint")
     with storing(console.configuration), again, console.progress("train") as progress:
         trained, score = _train(base, texts, options, progress)
@@ -165,16 +166,6 @@ def _texts(console: Console, base: Base, files: Sequence[TextFile], options: dic
     if texts.empty:
         console.warn(f"warning: left out, as they hold no answer of two tokens or more: {counted(texts.empty, 'row')}")
     return texts
-
-
-def _say_adapter(console: Console, base: Base) -> None:
-    """Print what share of the base's weights the adapter is on; warn of experts, which get none."""
-    from treeopt.train.lora import adapter_shares
-
-    linear, experts = adapter_shares(base)
-    console.note(f"adapter  on the linear layers, which have {linear:.1%} of the weights")
-    if experts:
-        console.warn(f"warning: experts have {experts:.1%} of the weights, and get no adapter")
 
 
 def _report(console: Console, trained: Trained, score: BaseScore | None, options: dict[str, Any]) -> None:

@@ -96,18 +96,10 @@ def adapted(base: Base, settings: JointSettings) -> Adapted:
     return Adapted(dataclasses.replace(base, model=model), base, joined)
 
 
-def adapter_size(base: Base, rank: int) -> int:
-    """Number of weights of an adapter of this rank."""
-    return sum(rank * int(sum(weight.shape)) for _, weight in _linear_layers(base.model))
-
-
-def adapter_shares(base: Base) -> tuple[float, float]:
-    """Shares of a base's weights: in linear layers, which an adapter is on, and in experts, which get none."""
-    parameters = list(base.model.parameters())
-    linear = {id(weight): weight.numel() for _, weight in _linear_layers(base.model)}  # a tied LM head counts once
-    experts = sum(weight.numel() for weight in parameters if weight.ndim == 3)  # of a layer, one parameter
-    total = sum(weight.numel() for weight in parameters)
-    return sum(linear.values()) / total, experts / total
+def expert_share(base: Base) -> float:
+    """The share of a base's weights in experts, which get no adapter."""
+    sizes = [(weight.ndim == 3, int(weight.numel())) for weight in base.model.parameters()]
+    return sum(size for stacked, size in sizes if stacked) / sum(size for _, size in sizes)
 
 
 def _not_adaptable(base: Base, lacking: set[str], reason: str) -> TreeoptError:

@@ -23,7 +23,7 @@ from treeopt.models.head_files import save_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress, silent
 from treeopt.train.data import GivenTexts, as_training_texts, names_of
-from treeopt.train.run import TrainingRun, check_outputs, job_of, run_job, trainer_of
+from treeopt.train.run import TrainingRun, check_outputs, job_of, run_job
 from treeopt.train.settings import Settings
 from treeopt.train.trainer import HeadScore, HeadsOnBase, HeadsTrainer
 
@@ -106,8 +106,10 @@ def train_heads(
     heads = new_heads(base, chosen.num_heads, blocks=chosen.blocks, shared_lm_head=chosen.shared_lm_head)
     trainer = run_job(
         job,
-        lambda: trainer_of(job, HeadsOnBase(base, heads), progress, kind=HeadsTrainer),
-        lambda _: save_trained(heads, job, {"method": "Medusa-1"}, overwrite=overwrite or resume),
+        HeadsOnBase(base, heads),
+        progress,
+        lambda: save_trained(heads, job, {"method": "Medusa-1"}, overwrite=overwrite or resume),
+        kind=HeadsTrainer,
         resume=resume,
         overwrite=overwrite,
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, set_seed
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.outputs import check_no_input
@@ -26,7 +26,7 @@ from treeopt.models.tensors import fingerprint
 from treeopt.progress import Progress, silent
 from treeopt.train import run
 from treeopt.train.data import GivenTexts, as_training_texts, names_of
-from treeopt.train.lora import Adapted, adapted, adapter_size
+from treeopt.train.lora import Adapted, adapted
 from treeopt.train.loss import IGNORED, joint_head_losses, kl_loss, lm_loss, next_tokens, targets, weighted
 from treeopt.train.medusa1 import Trained, new_heads, save_trained, weights_of
 from treeopt.train.settings import SINE, JointSettings
@@ -60,13 +60,13 @@ class BaseScore:
 class JointModel(HeadsOnBase):
     """Heads and adapter as the Trainer's model; the base is neither trained nor saved."""
 
-    def __init__(self, adapted: Adapted, heads: MedusaHeads, *, self_distill: bool) -> None:
+    def __init__(self, adapted: Adapted, heads: MedusaHeads, settings: JointSettings) -> None:
         super().__init__(adapted.base, heads)
         self.adapter = nn.ParameterList(adapted.weights)
         self.dropouts = nn.ModuleList(adapted.dropouts)  # follow `train` and `eval` of this module
         self.heads_weight = self.heads_learning_rate = 0.0  # lambda_0 and rate, changed before each step
         self._adapted = (adapted,)
-        self.self_distill = self_distill
+        self.settings = settings
         self._lm_tally = no_tally((4,), adapted.base.device)
 
     def forward(self, ids: Tensor, answers: Tensor) -> dict[str, Tensor]:
@@ -100,24 +100,22 @@ class JointModel(HeadsOnBase):
         """L_LM, which is counted; in evaluation all of cross-entropy, divergence and original loss are counted."""
         lm_head, original = adapted.base.lm_head, adapted.original
         loss = divergence = original_loss = torch.zeros((), device=hidden.device)
-        if self.self_distill or not self.training:
+        if self.settings.self_distill or not self.training:
             with torch.no_grad():
                 _, states = original.forward(ids, use_cache=False, logits_to_keep=1)
             divergence = kl_loss(lm_head, original.lm_head, hidden, states[rows])
         if not self.training:
             original_loss = lm_loss(original.lm_head, states[rows], following).detach()
-        if not (self.self_distill and self.training):
+        if not (self.settings.self_distill and self.training):
             loss = lm_loss(lm_head, hidden, following)
         counted = torch.stack([loss.detach(), divergence.detach(), original_loss, torch.ones_like(original_loss)])
         self._lm_tally += counted * len(following)
-        return divergence if self.self_distill else loss
+        return divergence if self.settings.self_distill else loss
 
 
 class JointTrainer(HeadsTrainer):
     """A Trainer of heads and adapter, with a learning rate for each."""
 
-    settings: JointSettings
-    adapted: Adapted
     base_score: BaseScore | None = None
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
@@ -125,23 +123,20 @@ class JointTrainer(HeadsTrainer):
         if getattr(self, "optimizer", None) is None:
             trained = self.accelerator.unwrap_model(self.model)
             kind, options = self.get_optimizer_cls_and_kwargs(self.args, trained)
-            decayed = set(self.get_decay_parameter_names(trained))
-            groups = []
-            for prefix, rate in (("adapter.", 1.0), ("heads.", self.settings.heads_rate)):
-                for decays in (True, False):
-                    found = [
-                        parameter
-                        for name, parameter in trained.named_parameters()
-                        if name.startswith(prefix) and (name in decayed) == decays
-                    ]
-                    decay = self.args.weight_decay if decays else 0.0
-                    groups.append({"params": found, "lr": rate * self.args.learning_rate, "weight_decay": decay})
-            self.optimizer: torch.optim.Optimizer = kind([group for group in groups if group["params"]], **options)
+            heads = dict(trained.heads.named_parameters())
+            biases, rate, decay = [heads.pop("bias")], self.args.learning_rate, self.args.weight_decay
+            heads_rate = trained.settings.heads_rate * rate
+            groups: list[dict[str, Any]] = [
+                {"params": list(trained.adapter), "lr": rate, "weight_decay": decay},
+                {"params": list(heads.values()), "lr": heads_rate, "weight_decay": decay},
+                {"params": biases, "lr": heads_rate, "weight_decay": 0.0},
+            ]
+            self.optimizer: torch.optim.Optimizer = kind(groups, **options)
         return self.optimizer
 
     def training_step(self, *given: Any, **options: Any) -> Tensor:
         model = self.accelerator.unwrap_model(self.model)
-        model.heads_weight = heads_weight(self.settings, self.state.global_step, self.state.max_steps)
+        model.heads_weight = heads_weight(model.settings, self.state.global_step, self.state.max_steps)
         model.heads_learning_rate = float(self.optimizer.param_groups[-1]["lr"])
         return super().training_step(*given, **options)
 
@@ -159,13 +154,13 @@ class JointTrainer(HeadsTrainer):
                 found = {"lm_loss": loss, "original_lm_loss": original_loss, "kl": divergence}
                 logs |= {prefix + name: value for name, value in found.items()}
             else:
-                logs |= {"kl": divergence} if model.self_distill else {"lm_loss": loss}
+                logs |= {"kl": divergence} if model.settings.self_distill else {"lm_loss": loss}
                 logs |= {"heads_weight": model.heads_weight, "heads_learning_rate": model.heads_learning_rate}
         super().log(logs, start_time)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         model = self.accelerator.unwrap_model(self.model)
-        model.heads_weight = heads_weight(self.settings, 1, 1)  # that of the end of the run
+        model.heads_weight = heads_weight(model.settings, 1, 1)  # that of the end of the run
         return super().evaluate(*args, **kwargs)
 
 
@@ -238,13 +233,14 @@ def train_jointly(
     if first is not None:
         check_heads_fit(base, first.heads, first.name)
     chosen = settings.chosen(None if first is None else first.heads)
-    adapted(base, chosen)  # its errors come before anything is written
+    set_seed(chosen.short_seed)  # by which the adapter's first factors are drawn
+    joined = adapted(base, chosen)
     job = run.job_of(
         base,
         as_training_texts(base, texts, length=chosen.length),
         place,
         chosen,
-        trained=weights_of(base, chosen) + adapter_size(base, chosen.rank),
+        trained=weights_of(base, chosen) + sum(weight.numel() for weight in joined.weights),
         more={"heads": None if first is None else first.fingerprint},
     )
     if first is None:
@@ -253,8 +249,10 @@ def train_jointly(
         begun = copy.deepcopy(first.heads).to(base.device).float().train()
     trainer = run.run_job(
         job,
-        functools.partial(_trainer, job, chosen, begun, progress),
-        functools.partial(_save, job, overwrite=overwrite or resume),
+        JointModel(joined, begun, chosen),
+        progress,
+        functools.partial(_save, job, joined, begun, overwrite=overwrite or resume),
+        kind=JointTrainer,
         resume=resume,
         overwrite=overwrite,
     )
@@ -280,19 +278,8 @@ def check_outputs(folder: Path, inputs: tuple[str, ...], *, resume: bool, overwr
     check_adapter_writable(folder / ADAPTER_FOLDER, overwrite=overwrite or resume)
 
 
-def _trainer(job: run.TrainingRun, settings: JointSettings, heads: MedusaHeads, progress: Progress) -> JointTrainer:
-    joined = adapted(job.base, settings)
-    model = JointModel(joined, heads, self_distill=settings.self_distill)
-    trainer = run.trainer_of(job, model, progress, kind=JointTrainer)
-    trainer.settings, trainer.adapted = settings, joined
-    return trainer
-
-
-def _save(job: run.TrainingRun, trainer: JointTrainer, *, overwrite: bool) -> None:
+def _save(job: run.TrainingRun, joined: Adapted, heads: MedusaHeads, *, overwrite: bool) -> None:
     """Write the adapter and the heads: all files, or none."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    heads = model.heads
-    joined: Adapted = trainer.adapted
     heads_id = fingerprint(copy.deepcopy(heads).to(job.base.dtype))
     adapter = joined.files(job.folder / ADAPTER_FOLDER, heads_id)
     save_trained(heads, job, {"method": JOINT_METHOD}, also=adapter, overwrite=overwrite)

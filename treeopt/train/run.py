@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import safetensors.torch
 import torch
 from accelerate.utils import wait_for_everyone
-from transformers import PrinterCallback, TrainerState, TrainingArguments, set_seed
+from transformers import PrinterCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
@@ -111,13 +111,15 @@ def job_of(
 
 def run_job(
     job: TrainingRun,
-    make_trainer: Callable[[], AnyTrainer],
-    save: Callable[[AnyTrainer], None],
+    model: HeadsOnBase,
+    progress: Progress,
+    save: Callable[[], None],
     *,
+    kind: type[AnyTrainer],
     resume: bool,
     overwrite: bool,
 ) -> AnyTrainer:
-    """Train, evaluate on the texts held out, save, and delete the checkpoints."""
+    """Train by this kind of Trainer, evaluate on the texts held out, save, and delete the checkpoints."""
     # The first process has the lock for all.
     with Lock(job.checkpoints) if job.is_main else contextlib.nullcontext():
         try:
@@ -126,11 +128,19 @@ def run_job(
                 (checkpoints.check_same if resume else checkpoints.begin)(job.checkpoints, job.begun)
             wait_for_everyone()
             checkpoint = checkpoints.last_checkpoint(job.checkpoints)
-            set_seed(job.settings.short_seed)
-            trainer = make_trainer()
+            trainer = kind(
+                model=model,
+                args=job.arguments,
+                train_dataset=job.train,
+                eval_dataset=job.held_out,
+                data_collator=collate,
+                callbacks=[Watch(progress), checkpoints.Marks()],
+            )
+            trainer.remove_callback(PrinterCallback)
+            trainer.metrics_file = job.folder / METRICS_FILE
             _train(trainer, checkpoint, job)
             if job.is_main:
-                save(trainer)
+                save()
                 shutil.rmtree(job.checkpoints)
         except Exception as error:
             if not disk_full(error):
@@ -138,21 +148,6 @@ def run_job(
             checkpoints.drop_half_written(job.checkpoints)
             fix = "free some space; the same command with --resume continues from the last checkpoint"
             raise TreeoptError(Code.OUT_OF_MEMORY, "the disk is full", at=str(job.folder), fix=fix) from error
-    return trainer
-
-
-def trainer_of(job: TrainingRun, model: HeadsOnBase, progress: Progress, *, kind: type[AnyTrainer]) -> AnyTrainer:
-    """A Trainer of heads."""
-    trainer = kind(
-        model=model,
-        args=job.arguments,
-        train_dataset=job.train,
-        eval_dataset=job.held_out,
-        data_collator=collate,
-        callbacks=[Watch(progress), checkpoints.Marks()],
-    )
-    trainer.remove_callback(PrinterCallback)
-    trainer.metrics_file = job.folder / METRICS_FILE
     return trainer
 
 
