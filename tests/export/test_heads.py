@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def mapped_heads(dtype: torch.dtype = torch.float32) -> MedusaHeads:
 
 def convert(heads: MedusaHeads, to: str, folder: Path, **options: bool) -> EngineHeads:
     """The heads as the engine reads them."""
-    convert_heads(heads, to, folder, base_name="owner/base", base=BASE, **options)
+    convert_heads(heads, to, folder, base=dataclasses.replace(BASE, name="owner/base"), **options)
     return READERS[to](folder)
 
 
@@ -95,7 +96,7 @@ def test_engine_reads_heads_that_share_the_lm_head(tmp_path: Path, to: str, writ
 def test_shared_lm_head_needs_the_base(tmp_path: Path) -> None:
     """Without the base model nothing is written."""
     with pytest.raises(TreeoptError, match="LM head") as caught:
-        convert_heads(random_heads(BASE, HEADS, shared=True), "vllm", tmp_path / "out", base_name=None)
+        convert_heads(random_heads(BASE, HEADS, shared=True), "vllm", tmp_path / "out", base=None)
     assert caught.value.code is Code.HEADS_NOT_EXPORTABLE
     assert not (tmp_path / "out").exists()
 
@@ -150,7 +151,7 @@ def test_heads_of_a_truncated_vocabulary_decode_losslessly(tmp_path: Path) -> No
     assert heads.lm_head is not None
     kept = torch.arange(0, VOCAB, 2)
     parts = heads.weight.detach(), heads.bias.detach(), heads.lm_head.detach()[:, kept]
-    convert_heads(MedusaHeads.from_tensors(*parts, kept, VOCAB), "vllm", tmp_path, base_name="owner/base")
+    convert_heads(MedusaHeads.from_tensors(*parts, kept, VOCAB), "vllm", tmp_path, base="owner/base")
     decoder = TreeDecoder(base, load_heads(tmp_path).heads, Tree.chain(3))
     found = decoder.generate([0], 40)
     assert found.tokens == walk(0, 41)[1:]
@@ -173,7 +174,7 @@ def test_config_names_the_base_in_full(tmp_path: Path, monkeypatch: pytest.Monke
     """Engines take a folder from their current one, so a local base is named by its absolute path."""
     (tmp_path / "base").mkdir()
     monkeypatch.chdir(tmp_path)
-    convert_heads(random_heads(BASE, HEADS), "tgi", "out", base_name="base")
+    convert_heads(random_heads(BASE, HEADS), "tgi", "out", base="base")
     assert json.loads(Path("out/config.json").read_text())["base_model_name_or_path"] == str(tmp_path / "base")
     assert load_heads("out").base == str(tmp_path / "base")
 
@@ -232,7 +233,7 @@ def test_notes_say_what_serving_needs(tmp_path: Path) -> None:
 
     def notes(heads: MedusaHeads, to: str, **options: Any) -> tuple[str, ...]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        return convert_heads(heads, to, folder, base_name="b", base=BASE, **options).notes
+        return convert_heads(heads, to, folder, base=BASE, **options).notes
 
     made = f"FasterDecoding's loader makes 5 heads, whatever the config says; these are {HEADS}"
     assert notes(random_heads(BASE, 5), "medusa") == ()

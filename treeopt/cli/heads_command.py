@@ -13,9 +13,7 @@ from treeopt.engines import HEAD_READERS
 from treeopt.files.configurations import storing, write_note
 
 if TYPE_CHECKING:
-    from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
-    from treeopt.models.heads import MedusaHeads
 
 
 class _Group(click.Group):
@@ -71,24 +69,20 @@ def convert(console: Console, heads: str, output: str, force: bool, **options: A
     vLLM and NxD Inference store an LM head. Heads that share that of their base model are written with it, so the base
     model is then loaded.
     """
-    from treeopt.export.heads import check_output, convert_heads
+    from treeopt.export.heads import convert_heads
     from treeopt.files.outputs import check_no_input
     from treeopt.models.head_files import load_heads
 
     loaded, to = load_heads(heads), options["to"]
     check_no_input(output, loaded.file.parent)
-    check_output(loaded.heads, to, output, overwrite=force)
     for note in loaded.notes:
         console.warn(f"warning: {note}")
-    name = options["model"] or loaded.base
-    base = _loaded_base(loaded.heads, name, to, options["with_lm_heads"])
     with storing(console.configuration):
         found = convert_heads(
             loaded.heads,
             to,
             output,
-            base_name=name,
-            base=base,
+            base=options["model"] or loaded.base,
             with_lm_heads=options["with_lm_heads"],
             overwrite=force,
         )
@@ -121,19 +115,6 @@ def _described(loaded: LoadedHeads) -> dict[str, Any]:
         "fingerprint": loaded.fingerprint,
         "converts": {name: refusal(heads, name) for name in HEAD_READERS},
     }
-
-
-def _loaded_base(heads: MedusaHeads, name: str | None, to: str, with_lm_heads: bool) -> Base | None:
-    """The base model, where its LM head is written and its name is known."""
-    from treeopt.export.heads import needs_base, refusal
-
-    if name is None or refusal(heads, to, with_lm_heads=with_lm_heads):
-        return None
-    if not needs_base(heads, to, with_lm_heads=with_lm_heads):
-        return None
-    from treeopt.models.base import load_base
-
-    return load_base(name, dtype=str(heads.bias.dtype).removeprefix("torch."), device="cpu")
 
 
 group.add_command(show)

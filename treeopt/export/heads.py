@@ -21,7 +21,7 @@ from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable, make_folder, write_files
 from treeopt.files.configurations import with_stored
-from treeopt.models.base import Base
+from treeopt.models.base import Base, load_base
 from treeopt.models.compatibility import check_heads_fit
 from treeopt.models.devices import weight_of
 from treeopt.models.head_files import (
@@ -65,17 +65,8 @@ def refusal(heads: MedusaHeads, to: str, *, with_lm_heads: bool = False) -> str:
     return ""
 
 
-def needs_base(heads: MedusaHeads, to: str, *, with_lm_heads: bool = False) -> bool:
-    """Whether the layout stores LM heads that these heads share with their base model."""
-    return heads.lm_head is None and (to in ("vllm", "nxdi") or with_lm_heads)
-
-
-def check_output(heads: MedusaHeads, to: str, folder: str | os.PathLike[str], *, overwrite: bool) -> None:
-    """Check that `convert_heads` may write to a folder, before long work.
-
-    E204 where it has a base model, or heads in a file that would be read in place of the new one; E202 where it has
-    heads and `overwrite` is off.
-    """
+def _check_output(heads: MedusaHeads, to: str, folder: str | os.PathLike[str], *, overwrite: bool) -> None:
+    """E204 where a folder has a base model or heads in another file, which would be read; E202 where it has heads."""
     place = Path(folder)
     if to == "nxdi":
         if place.exists():
@@ -95,8 +86,7 @@ def convert_heads(
     to: str,
     folder: str | os.PathLike[str],
     *,
-    base_name: str | None,
-    base: Base | None = None,
+    base: Base | str | os.PathLike[str] | None,
     with_lm_heads: bool = False,
     overwrite: bool = False,
 ) -> ConvertedHeads:
@@ -107,25 +97,25 @@ def convert_heads(
         to: one of `treeopt.engines.HEAD_READERS`.
         folder: made where it is missing. For `nxdi` only the weights are written: the engine reads them in the folder
             of the base model.
-        base_name: name or folder of the base model, for the config; None where it is not known.
-        base: the base model; needed where `needs_base`, its LM head is then written.
+        base: the base model or its name, for the config; None where it is not known. Where the layout stores LM heads
+            that these heads share with it, that of a name is loaded.
         with_lm_heads: write an LM head for each head, where they share that of the base.
         overwrite: replace existing heads.
 
     Raises:
         TreeoptError: E215 where the layout cannot hold the heads, or their base model is needed and not known; E212
-            where the base does not fit; E202 and E204 as `check_output`.
+            where the base does not fit; E202 and E204 where the folder has heads or a base model; as `load_base`.
     """
     why = refusal(heads, to, with_lm_heads=with_lm_heads)
     if why:
         fix = "--with-lm-heads" if to == "tgi" and heads.lm_head is None else "another engine in --for"
         raise TreeoptError(Code.HEADS_NOT_EXPORTABLE, f"these heads cannot be written for {to}", why=why, fix=fix)
-    if to in ("medusa", "tgi") and base_name is None:
+    if to in ("medusa", "tgi") and base is None:
         what = f"the config for {to} names the base model, which the heads' own config does not"
         raise TreeoptError(Code.HEADS_NOT_EXPORTABLE, what, fix="name the base model with --model")
-    check_output(heads, to, folder, overwrite=overwrite)
+    _check_output(heads, to, folder, overwrite=overwrite)
     notes: list[str] = []
-    if needs_base(heads, to, with_lm_heads=with_lm_heads):
+    if heads.lm_head is None and (to in ("vllm", "nxdi") or with_lm_heads):
         heads = _with_lm_heads(heads, base, notes)
     place = make_folder(folder)
     name, state = _weights(heads, to)
@@ -134,23 +124,24 @@ def convert_heads(
         config = _vllm_config(heads, state) if to == "vllm" else medusa_numbers(heads)
         config |= {"num_medusa_heads": heads.num_heads} if to == "medusa" else {}  # TensorRT-LLM's name
         config |= {"treeopt": origin} if (origin := with_stored({})) else {}
-        content[CONFIG_FILE] = (json.dumps(_named(base_name) | config, indent=1) + "\n").encode()
+        content[CONFIG_FILE] = (json.dumps(_named(base) | config, indent=1) + "\n").encode()
     write_files({place / file: raw for file, raw in content.items()})
     return ConvertedHeads(tuple(place / file for file in content), (*notes, *_advice(heads, to, place)))
 
 
-def _with_lm_heads(heads: MedusaHeads, base: Base | None, notes: list[str]) -> MedusaHeads:
+def _with_lm_heads(heads: MedusaHeads, base: Base | str | os.PathLike[str] | None, notes: list[str]) -> MedusaHeads:
     """The heads, each with the LM head of the base; one memory for all of them."""
     if base is None:
         what = "these heads share the LM head of their base model, which this layout stores"
         raise TreeoptError(Code.HEADS_NOT_EXPORTABLE, what, fix="name the base model with --model")
+    dtype = str(heads.bias.dtype).removeprefix("torch.")
+    base = base if isinstance(base, Base) else load_base(base, dtype=dtype, device="cpu")
     check_heads_fit(base, heads, "given")
     if base.lm_head.bias is not None:
         what = f"the LM head of {base.name} has a bias, and those of Medusa heads have none"
         raise TreeoptError(Code.HEADS_NOT_EXPORTABLE, what)
-    dtype = heads.bias.dtype
-    weight = weight_of(base.lm_head, "weight").detach().cpu().to(dtype)
-    notes.append(f"the LM head of {base.name} is written with the heads, in {str(dtype).removeprefix('torch.')}")
+    weight = weight_of(base.lm_head, "weight").detach().cpu().to(heads.bias.dtype)
+    notes.append(f"the LM head of {base.name} is written with the heads, in {dtype}")
     return MedusaHeads.from_tensors(
         heads.weight.detach(), heads.bias.detach(), weight.expand(heads.num_heads, *weight.shape)
     )
@@ -187,12 +178,13 @@ def _saved(name: str, state: State) -> bytes:
     return stream.getvalue()
 
 
-def _named(base_name: str | None) -> dict[str, Any]:
+def _named(base: Base | str | os.PathLike[str] | None) -> dict[str, Any]:
     """The entry that names the base model; a folder in full, because engines take it from their current folder."""
-    if base_name is None:
+    if base is None:
         return {}
-    local = Path(base_name).expanduser()
-    return {"base_model_name_or_path": str(local.resolve()) if local.is_dir() else base_name}
+    name = base.name if isinstance(base, Base) else os.fspath(base)
+    local = Path(name).expanduser()
+    return {"base_model_name_or_path": str(local.resolve()) if local.is_dir() else name}
 
 
 def _vllm_config(heads: MedusaHeads, state: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -77,24 +77,18 @@ VLLM = HeadsLayout("vLLM", "blocks.{h}.layers.{l}.{part}", "lm_heads.{h}.weight"
 VLLM_PREFIXED = _prefixed(VLLM, "medusa_heads.", "vLLM")
 LAYOUTS = (MEDUSA, NXDI, FULL, VLLM_PREFIXED, MODELOPT, VLLM)
 
-# Names in drafters of other kinds, the first that fits: what they are, and what to do.
-NOT_YET = "treeopt cannot read these yet: name Medusa heads, or draft without heads (--drafter ngram)"
+# Names in checkpoints of other kinds, the first that fits: what they are, and what to do.
+_DRAFTERS = (
+    r"hydra_(mlp|lm_head)\.|(.*\.)?(mtp(_layers)?|eh_proj|enorm|hnorm|shared_head|pre_projection)\.|(fusion_)?fc\.|"
+    r"(logit_head\.)?(markov_head|confidence_head)\.|prefix_gru\.|mask_hidden$|"
+    r"(hidden_norm|encoder\.output_norm_enc|midlayer|layers\.0\.hidden_norm)\."
+)
+_NOT_YET = "treeopt cannot read these yet: name Medusa heads, or draft without heads (--drafter ngram)"
 _FOREIGN = (
     (r"medusa_heads\.\d+\.(medusa_layers|lm_head)\.", "a checkpoint of TensorRT-LLM", "use the original heads"),
-    (r"hydra_(mlp|lm_head)\.", "Hydra heads, which depend on the drafted tokens too", NOT_YET),
-    (
-        r"(.*\.)?(mtp(_layers)?|eh_proj|enorm|hnorm|shared_head|pre_projection)\.",
-        "an MTP module, alone or in its base model",
-        NOT_YET,
-    ),
-    (r"(logit_head\.)?(markov_head|confidence_head)\.", "a DSpark block drafter", NOT_YET),
-    (r"prefix_gru\.", "a Domino block drafter", NOT_YET),
-    (r"mask_hidden$", "a P-EAGLE block drafter", NOT_YET),
-    (r"(hidden_norm|encoder\.output_norm_enc)\.", "a DFlash block drafter", NOT_YET),
-    (r"(midlayer|layers\.0\.hidden_norm)\.", "an EAGLE-3 draft model", NOT_YET),
-    (r"(fusion_)?fc\.", "an EAGLE draft model", NOT_YET),
+    (_DRAFTERS, "a drafter of another kind, such as EAGLE, MTP, Hydra or DFlash", _NOT_YET),
     (r"(model|transformer|gpt_neox)\.", "a base model without Medusa heads", "name the folder of the heads"),
-    (r"layers\.0\.", "perhaps an EAGLE draft model", NOT_YET),
+    (r"layers\.0\.", "perhaps an EAGLE draft model", _NOT_YET),
 )
 
 
