@@ -21,28 +21,28 @@ from treeopt.models.base import Base, load_base
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import load_prompts
-from treeopt.texts.samples import Drawing, draw
+from treeopt.texts.samples import draw
 
 ANSWERS = 4  # sampled answers a prompt
 TEMPERATURE = 0.7
 
 
-def one_pass(base: Base, texts: Sequence[Text], drawing: Drawing) -> NgramCounts:
+def one_pass(base: Base, texts: Sequence[Text], tokens: int, sampling: AnswerOptions) -> NgramCounts:
     """The counts as `learn` makes them."""
     counts = NgramCounts(base.vocab_size)
-    for drawn in draw(base, texts, drawing):
+    for drawn in draw(base, texts, tokens, sampling):
         count_drawn(counts, drawn)
     by_prompt = {text.prompt_id: counts for text in texts}
-    count_texts(base, texts, by_prompt, AnswerOptions(batch_size=drawing.batch_size))
+    count_texts(base, texts, by_prompt, AnswerOptions(batch_size=sampling.batch_size))
     return counts
 
 
-def two_passes(base: Base, texts: Sequence[Text], drawing: Drawing) -> NgramCounts:
+def two_passes(base: Base, texts: Sequence[Text], tokens: int, sampling: AnswerOptions) -> NgramCounts:
     """The counts by a teacher-forced forward over each text; sampled texts in the order of the prompts' lengths."""
     counts = NgramCounts(base.vocab_size)
-    whole = [*texts, *(drawn.text for drawn in draw(base, texts, drawing))]
-    for start in range(0, len(whole), drawing.batch_size):
-        batch = whole[start : start + drawing.batch_size]
+    whole = [*texts, *(drawn.text for drawn in draw(base, texts, tokens, sampling))]
+    for start in range(0, len(whole), sampling.batch_size):
+        batch = whole[start : start + sampling.batch_size]
         rows = [[*text.prompt, *text.answer] for text in batch]
         for i, (row, choices) in enumerate(zip(rows, choices_in(base, rows), strict=True), start=start):
             counts.add(row[:-1], choices, first=0 if i < len(texts) else len(whole[i].prompt) - 1)
@@ -59,19 +59,19 @@ def measure(base: Base, options: argparse.Namespace, new_tokens: int) -> None:
     encoded = encode_prompts(base, load_prompts(options.prompts, limit=options.limit), new_tokens).texts
     texts, _ = answer_all(base, encoded, AnswerOptions(max_new_tokens=new_tokens, batch_size=options.batch_size))
     prompt, answer = (sum(map(len, part)) for part in zip(*((text.prompt, text.answer) for text in texts), strict=True))
-    drawing = Drawing(ANSWERS * answer, TEMPERATURE, 0, new_tokens, options.batch_size)
+    tokens, sampling = ANSWERS * answer, AnswerOptions(new_tokens, options.batch_size, TEMPERATURE)
     found: dict[str, NgramCounts] = {}
 
     def one() -> None:
-        found["one"] = one_pass(base, texts, drawing)
+        found["one"] = one_pass(base, texts, tokens, sampling)
 
     def two() -> None:
-        found["two"] = two_passes(base, texts, drawing)
+        found["two"] = two_passes(base, texts, tokens, sampling)
 
     seconds = interleaved({"one": one, "two": two}, repeats=options.repeats)
     print(
         f"{base.name}, {len(texts)} prompts of {prompt / len(texts):.0f} tokens, answers of {answer / len(texts):.0f}, "
-        f"{drawing.tokens:,} tokens sampled, batches of {options.batch_size}: one pass {seconds['one']:.2f} s, "
+        f"{tokens:,} tokens sampled, batches of {options.batch_size}: one pass {seconds['one']:.2f} s, "
         f"two {seconds['two']:.2f} s, {seconds['two'] / seconds['one']:.2f} times as long; "
         f"{agreement(found['one'], found['two']):.2%} of the counts are equal"
     )

@@ -53,7 +53,7 @@ from treeopt.runs.work import BatchRun, Chunk, chunk_name
 from treeopt.texts.answers import AnswerOptions, Drawn, answer_all, hidden_states
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
-from treeopt.texts.samples import Drawing, draw
+from treeopt.texts.samples import draw
 from treeopt.traces import NONE
 
 TOP_K, BATCH = 32, 64
@@ -189,8 +189,8 @@ def made_texts(base: Base, options: argparse.Namespace) -> Texts:
 
     def sampled() -> list[Drawn]:
         begin = time.perf_counter()
-        drawing = Drawing(max(options.tokens), 0.7, 0, small, BATCH)
-        found = list(draw(base, known, drawing))
+        sampling = AnswerOptions(small, BATCH, temperature=0.7)
+        found = list(draw(base, known, max(options.tokens), sampling))
         spent.append((time.perf_counter() - begin) / 60)
         return found
 

@@ -30,7 +30,7 @@ from treeopt.runs.work import Chunk, pack_rows
 from treeopt.texts.answers import AnswerOptions, Drawn, answer_all, continue_texts, hidden_states
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
-from treeopt.texts.samples import Drawing, draw
+from treeopt.texts.samples import draw
 
 
 def same(one: NgramTable | None, other: NgramTable | None) -> bool:
@@ -50,7 +50,7 @@ def choices_of(base: Base, tokens: Sequence[int]) -> list[int]:
 
 def drawn_of(base: Base, texts: Sequence[Text], tokens: int, new: int) -> list[Text]:
     """What `learned` draws."""
-    return [one.text for one in draw(base, texts, Drawing(tokens, Learning().temperature, 0, new, 8))]
+    return [one.text for one in draw(base, texts, tokens, AnswerOptions(new, 8, Learning().temperature, 0))]
 
 
 def test_every_fold_leaves_its_own_texts_out() -> None:
@@ -334,7 +334,7 @@ def test_drawn_answers_are_counted_while_they_are_written(tokens: int) -> None:
     """The recorded choices of every answer, the cut one among them, are counted as by a second pass."""
     base = ending()
     texts = answered(base, prompts_of(1, 7), NEW)
-    drawn = list(draw(base, texts, Drawing(tokens, 2.0, 5, NEW, 4)))
+    drawn = list(draw(base, texts, tokens, AnswerOptions(NEW, 4, 2.0, 5)))
     counts = NgramCounts(base.vocab_size)
     for one in drawn:
         count_drawn(counts, one)
@@ -352,7 +352,7 @@ def test_a_drafter_is_that_of_two_passes(tokens: int, sampled: bool) -> None:
     texts = continue_texts(base, prompts_of(1, 9), NEW, temperature=options.temperature)
     learning = Learning(tokens, temperature=2.0, top=6, window=16)
     found = learn(base, heads, texts, learning, options=options)
-    drawn = [one.text for one in draw(base, texts, Drawing(tokens, 2.0, 0, NEW, 4))]
+    drawn = [one.text for one in draw(base, texts, tokens, AnswerOptions(NEW, 4, 2.0, 0))]
     for fold, drafter in enumerate((*found.folds, found.drafter)):
         kept, more = ([one for one in part if found.fold_of[one.prompt_id] != fold] for part in (texts, drawn))
         assert same_table(drafter.ngram_table, counts_of(base, kept, more).table())
@@ -380,7 +380,7 @@ def test_a_calibration_learns_the_models_choices(given: dict[str, float]) -> Non
     if not chosen.responses:
         torch.manual_seed(chosen.seed)
         texts, _ = answer_all(base, texts, chosen)
-    drawn = [one.text for one in draw(base, texts, Drawing(10, learning.temperature, learning.seed, 6, 2))]
+    drawn = [one.text for one in draw(base, texts, 10, AnswerOptions(6, 2, learning.temperature, learning.seed))]
     assert run.learned is not None
     assert same_table(run.learned.drafter.ngram_table, counts_of(base, texts, drawn).table())
 

@@ -24,7 +24,7 @@ from treeopt.texts.answers import (
 )
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import Prompt, PromptSet
-from treeopt.texts.samples import Drawing, draw
+from treeopt.texts.samples import draw
 
 NEW = 8
 
@@ -33,8 +33,8 @@ def drawn(
     base: Base, texts: list[Text], tokens: int, *, batch_size: int = 4, progress: Progress = silent
 ) -> list[Text]:
     """Text drawn at a temperature at which no two answers are alike."""
-    drawing = Drawing(tokens, 3.0, 5, NEW, batch_size)
-    return [one.text for one in draw(base, texts, drawing, progress=progress)]
+    options = AnswerOptions(NEW, batch_size, 3.0, 5)
+    return [one.text for one in draw(base, texts, tokens, options, progress=progress)]
 
 
 def ending(base: Base) -> Base:
@@ -129,8 +129,8 @@ def test_a_model_without_a_choice_ends_the_drawing() -> None:
     base, _ = planted()
     texts = answered(base, prompts_of(1, 3), NEW)
     calls: list[tuple[int, int, str]] = []
-    drawing = Drawing(10**12, 1e-4, 0, NEW, 4)
-    found = [one.text for one in draw(base, texts, drawing, progress=lambda *what: calls.append(what))]
+    options = AnswerOptions(NEW, 4, 1e-4, 0)
+    found = [one.text for one in draw(base, texts, 10**12, options, progress=lambda *what: calls.append(what))]
     assert 0 < size(found) <= 4 * 6 * NEW
     assert calls[-2][2] == "tokens sampled, 0% of the answers new"
     assert calls[-1] == (size(found), size(found), "tokens sampled, no more answers are new")
@@ -141,12 +141,12 @@ def test_each_batch_is_handed_on_when_it_is_finished() -> None:
     base, _ = planted()
     texts = answered(base, prompts_of(1, 9), NEW)
     done: list[int] = []
-    answers = draw(base, texts, Drawing(200, 3.0, 5, NEW, 4), progress=lambda *what: done.append(what[0]))
+    answers = draw(base, texts, 200, AnswerOptions(NEW, 4, 3.0, 5), progress=lambda *what: done.append(what[0]))
     so_far = 0
     for one in answers:
         so_far += len(one.text.answer)
         assert done[-1] - 4 * NEW < so_far <= done[-1]
-    assert list(draw(base, texts, Drawing(0, 3.0, 5, NEW, 4), progress=lambda *what: done.clear())) == []
+    assert list(draw(base, texts, 0, AnswerOptions(NEW, 4, 3.0, 5), progress=lambda *what: done.clear())) == []
     assert done
 
 

@@ -363,7 +363,9 @@ def as_calibration(
         ranks=ranks[0] if len(ranks) == 1 else np.concatenate(ranks),
         offsets=np.concatenate([[0], np.cumsum([len(text.answer) for text in texts])]).astype(np.int64),
         prompt_ids=tuple(text.prompt_id for text in texts),
-        token_hashes=tuple(_token_hash(text.answer) for text in texts),
+        token_hashes=tuple(
+            hashlib.sha256(np.asarray(text.answer, np.int32).tobytes()).hexdigest()[:16] for text in texts
+        ),
         top_k=top_k,
         provenance=provenance,
         steps=joined([one.steps for one in traced]),
@@ -378,11 +380,6 @@ def check_whole(texts: Sequence[Text], prompt_ids: Sequence[str], budget: int) -
     if len(found) < len(texts) or {text.dialogue for text in texts} != set(prompt_ids) or longest > budget:
         what = f"{len(texts)} texts with answers of up to {longest} tokens"
         raise RuntimeError(f"{what} are not those of {len(prompt_ids)} prompts with up to {budget} new tokens")
-
-
-def _token_hash(tokens: Sequence[int]) -> str:
-    """The first digits of an answer's sha256."""
-    return hashlib.sha256(np.asarray(tokens, np.int32).tobytes()).hexdigest()[:16]
 
 
 def source_of(job: Job) -> dict[str, Any]:

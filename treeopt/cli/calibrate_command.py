@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from treeopt.models.head_files import LoadedHeads
     from treeopt.texts.prompts import PromptSet
 
-    Given = tuple[Base, LoadedHeads | None, PromptSet, CalibrationOptions]
-
 
 @command("calibrate")
 @model_options(dtype="auto")
@@ -91,7 +89,6 @@ def run(console: Console, **options: Any) -> None:
     work = open_work(options)
     check_inputs()
     from treeopt.calibrate.pipeline import calibrate, job_of
-    from treeopt.drafting.learn import few_positions
     from treeopt.verify.probe import check_trees
 
     drafter = treeopt.load_drafter(drafter_file) if drafter_file is not None and learning is None else None
@@ -112,8 +109,6 @@ def run(console: Console, **options: Any) -> None:
             return
         _save(run, drafter_file, options, console.configuration)
         work.remove()
-    if run.learned is not None:
-        console.warn(*few_positions(run.calibration.positions))
     made = None if run.learned is None else drafter_file
     report_calibration(console, run, options["output"], made, drafts=job.draft is not None)
 
@@ -128,9 +123,10 @@ def _load(
     chosen: str,
     drafter: treeopt.Drafter | None,
     more: dict[str, Any],
-) -> Given:
+) -> tuple[Base, LoadedHeads | None, PromptSet, CalibrationOptions]:
     """Load prompts and models, and print their names and what does not belong together."""
     from treeopt.calibrate.pipeline import CalibrationOptions
+    from treeopt.drafting.learn import learned_from_these
     from treeopt.models.origins import drafter_for_others, models_ids
     from treeopt.texts.prompts import load_prompts
 
@@ -139,9 +135,7 @@ def _load(
     with_heads = chosen not in (NGRAM, *WITH_DRAFT) and uses_heads(options, chosen, drafter)
     base, loaded = load_models(console, options, with_heads=with_heads)
     draft = load_draft_model(console, options, base, drafter)
-    console.warn(*drafter_for_others(drafter, models_ids(base, loaded, draft)))
-    if drafter is not None:
-        _warn_known(console, drafter, prompts)
+    console.warn(*drafter_for_others(drafter, models_ids(base, loaded, draft)), *learned_from_these(drafter, prompts))
     say_prompts(console, prompts)
     names = ("max_new_tokens", "temperature", "seed", "chat_template", "shard")
     made = {name: options[name] for name in names}
@@ -208,22 +202,14 @@ def _save(
     save_calibration(calibration, options["output"], overwrite=options["force"])
 
 
-def _warn_known(console: Console, drafter: treeopt.Drafter, prompts: PromptSet) -> None:
-    first, last = drafter.source.get("rows", (0, -1))
-    known = prompts.sha256 in drafter.source.get("prompts", {})
-    if known and first <= prompts.prompts[-1].row and prompts.prompts[0].row <= last:
-        console.warn(
-            "warning: the drafter was learned from these prompts, so its figures here are higher than on other prompts "
-            f"(--drafter {drafter.name} traces each text by a drafter that was learned without it)"
-        )
-
-
 def report_calibration(
     console: Console, run: CalibrationRun, output: str, drafter_output: str | None = None, *, drafts: bool = False
 ) -> None:
     """Print what was traced; `drafts` by a draft model, whose chains are predicted."""
     from treeopt.calibrate.results import run_as_dict, run_parts
 
+    if run.learned is not None:
+        console.warn(*run.learned.warnings(run.calibration.positions))
     console.report(*run_parts(run, drafts=drafts))
     written = output if drafter_output is None else f"{output} and {drafter_output}"
     console.note(f"wrote {written}   next: treeopt build --nodes 64 --calibration {output} -o tree.yaml")

@@ -30,7 +30,7 @@ from treeopt.sampling import check_seed, check_temperature
 from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import PromptSet
-from treeopt.texts.samples import Drawing, draw
+from treeopt.texts.samples import draw
 
 FOLDS = 4
 TOP = 16  # candidates of a level from its head
@@ -119,6 +119,11 @@ class Learned:
             yield f"n-gram table: {table.contexts:,} contexts of 1 to 4 tokens, {table.bytes / 1e6:.1f} MB"
         yield ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
 
+    def warnings(self, positions: int) -> list[str]:
+        """A warning where it was fitted to few positions."""
+        few = f"fitted to {counted(positions, 'position')}; with fewer than {_FEW:,} the weights are unreliable"
+        return [f"warning: {few}"] if positions < _FEW else []
+
     def as_dict(self) -> dict[str, Any]:
         """What programs read of it: the drafter's weights, too."""
         table = self.drafter.ngram_table
@@ -130,10 +135,16 @@ class Learned:
         }
 
 
-def few_positions(positions: int) -> list[str]:
-    """A warning where a drafter was fitted to few positions."""
-    few = f"warning: fitted to {counted(positions, 'position')}; with fewer than {_FEW:,} the weights are unreliable"
-    return [few] if positions < _FEW else []
+def learned_from_these(drafter: Drafter | None, prompts: PromptSet) -> Iterator[str]:
+    """A warning where a drafter was learned from these prompts."""
+    source = {} if drafter is None else drafter.source
+    first, last = source.get("rows", (0, -1))
+    known = prompts.sha256 in source.get("prompts", {})
+    if drafter is not None and known and first <= prompts.prompts[-1].row and prompts.prompts[0].row <= last:
+        yield (
+            "warning: the drafter was learned from these prompts, so its figures here are higher than on other prompts "
+            f"(--drafter {drafter.name} traces each text by a drafter that was learned without it)"
+        )
 
 
 def learn(
@@ -189,9 +200,8 @@ def _counted(
     if not learning.tokens:
         return counts
     by_prompt = {prompt_id: counts[fold] for prompt_id, fold in fold_of.items()}
-    sampling = (learning.tokens, learning.temperature, learning.seed)
-    drawing = Drawing(*sampling, options.max_new_tokens, options.batch_size, options.auto_batch)
-    for drawn in draw(base, texts, drawing, run=run, progress=progress):
+    sampling = dataclasses.replace(options, temperature=learning.temperature, seed=learning.seed)
+    for drawn in draw(base, texts, learning.tokens, sampling, run=run, progress=progress):
         count_drawn(by_prompt[drawn.text.prompt_id], drawn)
     watch.lap("drawing")
     count_texts(base, texts, by_prompt, options, run=run, progress=progress)

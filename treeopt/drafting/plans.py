@@ -53,7 +53,7 @@ class StaticTree:
             self.tree, self.compiled = tree, compile_ranks(tree, device)
         else:
             self.tree, self.compiled = tree.tree(), tree.to(device)
-        _check_ranks(self.tree, proposer.depth, proposer.num_candidates, holder="the drafter")
+        _check_ranks(self.tree, proposer.depth, proposer.num_candidates)
         self.proposer = proposer
         self.nodes, self.depth, self.window = self.tree.nodes, self.tree.depth, proposer.window
 
@@ -143,12 +143,12 @@ def check_plan(plan: Plan, drafter: Drafter | None) -> None:
         what = f"the tree was made for the heads alone, not for drafter {drafter.id}"
         raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="leave the drafter out, or build a tree for it")
     if isinstance(plan, Tree) and drafter is not None:
-        _check_ranks(plan, drafter.depth, num_candidates(drafter), holder="the drafter")
+        _check_ranks(plan, drafter.depth, num_candidates(drafter))
 
 
-def _check_ranks(tree: Tree, depth: int, candidates: int, *, holder: str) -> None:
+def _check_ranks(tree: Tree, depth: int, candidates: int) -> None:
     """Raise E101 or E102 where a tree has levels or ranks that its drafter does not have."""
-    check_tree_fits(tree, heads=depth, ranks=max(candidates, tree.max_rank + 1), holder=holder)
+    check_tree_fits(tree, heads=depth, ranks=max(candidates, tree.max_rank + 1), holder="the drafter")
     if tree.max_rank >= candidates:
         path = next(path for path in tree.paths if max(path) >= candidates)
         what = f"the tree has rank {max(path)}; its drafter has {candidates} candidates a level"

@@ -17,7 +17,7 @@ from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.defaults import KINDS, LEARN_SIZES, ONE_NODE, STEP_SIZES
 from treeopt.drafter import PLAN, Drafter
-from treeopt.drafting.learn import Learning, few_positions
+from treeopt.drafting.learn import Learning
 from treeopt.errors import check_choice, check_counts, counted, memory_as_error
 from treeopt.evaluate.profile import AcceptDeepest, TimedStep, prefilled
 from treeopt.facts import Column, Fact, Part, Table, milliseconds, picked
@@ -217,9 +217,10 @@ def _trees(one: PlanFigures) -> str:
 
 def learned_warnings(found: LearnedDrafter) -> list[str]:
     """Warnings of too few positions, and of too few texts."""
-    texts = found.run.calibration.distinct
-    few = f"warning: tokens/step of {counted(texts, 'different text')} are unreliable"
-    return [*few_positions(found.run.calibration.positions), *([few] if texts < FOLDS else [])]
+    calibration, learned = found.run.calibration, found.run.learned
+    assert learned is not None
+    few = f"warning: tokens/step of {counted(calibration.distinct, 'different text')} are unreliable"
+    return [*learned.warnings(calibration.positions), *([few] if calibration.distinct < FOLDS else [])]
 
 
 def learn_drafter(
