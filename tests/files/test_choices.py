@@ -140,7 +140,7 @@ WRONG: dict[str, tuple[str, str]] = {  # content, a word of the error
     "two statements": ("x = [[0]]\ny = [[1]]\n", "holds 2 statements"),
     "statement behind": ("x = [[0]]; import os", "holds 2 statements"),
     "two targets": ("x = y = [[0]]", "is not a list of paths"),
-    "attribute": ("x.y = [[0]]", "is one value without a schema"),
+    "attribute": ("x.y = [[0]]", "has no schema"),
     "augmented": ("(x) += [[0]]", "is not a list of paths"),
     "text on the right": ("x = 'abc'", "holds a value of type str"),
     "dict on the right": ("x = {}", "holds a value of type dict"),

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.read import parse_json
+from treeopt.files.read import check_there, parse_json
 from treeopt.files.strict_yaml import read_text
 
 _FORMATS = "a result is the JSON object that treeopt {0} --json prints: treeopt {0} ... --json > {0}.json"
@@ -130,28 +130,19 @@ _COMMANDS = {ValidationResult: "validate", ComparisonResult: "compare", Decoding
 Record = TypeVar("Record", ValidationResult, ComparisonResult, DecodingResult)
 
 
-def load_json(path: str | os.PathLike[str], formats: str) -> Any:
-    """The content of a JSON file; `formats` says in an error what is expected."""
-    file = Path(path)
-    if not file.exists():
-        raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}", at=str(path), fix=formats)
-    try:
-        return parse_json(read_text(file, formats))
-    except ValueError as error:
-        raise TreeoptError(Code.FILE_INVALID, f"{path} is not JSON: {error}", at=str(path), why=formats) from error
-
-
 def load_result(path: str | os.PathLike[str], schema: type[Record]) -> Record:
     """The result of the command whose `--json` prints this schema."""
     formats = _FORMATS.format(_COMMANDS[schema])
-    data = load_json(path, formats)
+    check_there(path, f"file {path}", fix=formats)
     try:
-        return schema.model_validate(data)
+        return schema.model_validate(parse_json(read_text(Path(path), formats)))
     except ValidationError as error:
         faults = error.errors(include_url=False)
         lines: list[str] = [f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in faults[:10]]
         what = f"{path} is not a result of treeopt {_COMMANDS[schema]}"
         raise TreeoptError(Code.FILE_INVALID, what, at="\n".join([str(path), *lines]), why=formats) from error
+    except ValueError as error:
+        raise TreeoptError(Code.FILE_INVALID, f"{path} is not JSON: {error}", at=str(path), why=formats) from error
 
 
 def plain(data: Any) -> Any:

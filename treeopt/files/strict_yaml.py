@@ -220,23 +220,6 @@ OURS = {
     "treeopt.prompts/1": ("a description of prompts", "give it to --prompts"),
     "treeopt.policy/1": ("a policy, with a tree for each step", "give it to treeopt generate"),
 }
-_MAGIC = (
-    (b"\x89PNG", "a PNG picture"),
-    (b"\xff\xd8\xff", "a JPEG picture"),
-    (b"GIF8", "a GIF picture"),
-    (b"%PDF", "a PDF document"),
-    (b"PK\x03\x04", "a zip archive or a PyTorch checkpoint"),
-    (b"\x1f\x8b", "a gzip archive"),
-    (b"PAR1", "a parquet file"),
-    (b"\x80\x02", "a pickle"),
-    (b"\x80\x04", "a pickle"),
-    (b"\xff\xfe", "text in UTF-16, not in UTF-8"),
-    (b"\xfe\xff", "text in UTF-16, not in UTF-8"),
-    (b"<svg", "an SVG picture"),
-    (b"<?xml", "an XML document"),
-    (b"<!DOCTYPE", "a web page"),
-    (b"<html", "a web page"),
-)
 
 
 def read_text(path: Path, formats: str) -> bytes:
@@ -247,8 +230,8 @@ def read_text(path: Path, formats: str) -> bytes:
         raise refusal(path, "is a folder", formats, at=str(path), fix="name a file in it") from error
     except (OSError, ValueError) as error:
         raise refusal(path, f"cannot be read: {unreadable(error)}", formats) from error
-    kind, use = _binary_kind(raw)
-    if kind:
+    if (header := header_in(raw)) is not None:
+        kind, use = OURS.get(str(header.get("schema")), ("a safetensors file", ""))
         raise refusal(path, f"is {kind}", formats, fix=use)
     if len(raw) > MAX_BYTES:
         raise refusal(path, f"has {size:,} bytes; at most {MAX_BYTES:,} are read", formats)
@@ -263,11 +246,3 @@ def schema_of(path: Path) -> str:
 def refusal(path: Path, what: str, formats: str, *, at: str = "", fix: str = "") -> TreeoptError:
     """E203: a file is not of the expected formats."""
     return TreeoptError(Code.FILE_INVALID, f"{path} {what}", at=at or f"{path}:1:1", why=formats, fix=fix)
-
-
-def _binary_kind(raw: bytes) -> tuple[str, str]:
-    """The kind of the bytes and, for a file of treeopt, its use; empty where they may be text."""
-    header = header_in(raw)
-    if header is not None:
-        return OURS.get(str(header.get("schema")), ("a safetensors file", ""))
-    return next(((kind, "") for magic, kind in _MAGIC if raw.startswith(magic)), ("", ""))

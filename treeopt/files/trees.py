@@ -299,10 +299,8 @@ def _check_kind(document: Document) -> None:
         kind, use = OURS[schema]
         raise refusal(path, f"is {kind} ({schema}), not a tree", TREE_FORMATS, at=document.at(("schema",)), fix=use)
     if not isinstance(data, dict) or "schema" not in data:
-        kind = "a YAML list" if isinstance(data, list) else "one value" if not isinstance(data, dict) else "a mapping"
-        found = f" of {', '.join(list(data)[:4])}" if isinstance(data, dict) else ""
         fix = "treeopt import FILE reads the trees of engines"
-        raise refusal(path, f"is {kind}{found} without a schema, not a {SCHEMA} file", TREE_FORMATS, fix=fix)
+        raise refusal(path, f"has no schema, and is not a {SCHEMA} file", TREE_FORMATS, fix=fix)
 
 
 def _drafter_fields(line: DrafterLine | None, path: Path, source: dict[str, Any]) -> dict[str, Any]:
