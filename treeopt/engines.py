@@ -142,7 +142,7 @@ SETTINGS = {
         "vLLM 0.24 and later; methods medusa to 0.32, draft_model from 0.25", (HEADS_DRAFT, MODEL_DRAFT)
     ),
     "sglang": SettingsEngine("SGLang 0.5", None, (MODEL_DRAFT, EAGLE_DRAFT)),
-    "trtllm": SettingsEngine("TensorRT-LLM 1.3, PyTorch backend", (MODEL_DRAFT, EAGLE_DRAFT), (EAGLE_DRAFT,)),
+    "trtllm": SettingsEngine("TensorRT-LLM 1.3, PyTorch backend", (MODEL_DRAFT, EAGLE_DRAFT)),
     "llamacpp": SettingsEngine(
         "llama.cpp from 2026-06 (--spec-draft-*); before: --draft-max, --draft-min, --draft-p-min", (MODEL_DRAFT,)
     ),

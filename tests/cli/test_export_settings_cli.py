@@ -114,7 +114,7 @@ def test_comparison(traces: Calibration) -> None:
         [*LINE, "--chain-length", "0"],
         [*LINE, "--nodes", "4"],
         ["export", "--for", "sglang", "--calibration", "c.safetensors", "--chain-length", "2"],
-        ["export", "--for", "trtllm", "--calibration", "c.safetensors", "--chain-length", "2", "--nodes", "4"],
+        ["export", "--for", "trtllm", "--calibration", "c.safetensors", "--nodes", "4"],
         [*LINE, "--nodes", "1"],
         [*LINE, "--measured="],
     ],

@@ -213,15 +213,10 @@ def test_sglang_options_are_a_command_line(stepwise: Calibration) -> None:
 
 
 def test_nodes_are_counted_as_each_engine_does(stepwise: Calibration) -> None:
-    """SGLang's chain has a node more than steps; max_total_draft_tokens leaves out the root."""
+    """SGLang's chain has a node more than steps."""
     for nodes in (2, 3, 4, 5):
         settings = engine_settings("sglang", stepwise, nodes=nodes).settings
         assert settings["--speculative-eagle-topk"] > 1 or settings["--speculative-num-steps"] == nodes - 1
-    for nodes in (2, 6, 12, 16):
-        settings = engine_settings("trtllm", stepwise, nodes=nodes).settings
-        assert settings["max_total_draft_tokens"] == nodes - 1
-        assert settings["max_draft_len"] <= nodes - 1
-        assert nodes - 1 <= settings["max_draft_len"] * settings["dynamic_tree_max_topK"]
 
 
 @looped("nodes", [1, 255])
@@ -317,12 +312,9 @@ def test_figures_of_a_drafter_that_the_engine_lacks_are_not_exact(
 
 
 def test_trees_of_a_drafter_that_the_engine_lacks_are_not_exact(stepwise: Calibration, tmp_path: Path) -> None:
-    """SGLang drafts trees with a draft model and TensorRT-LLM with EAGLE heads, which have no traces."""
+    """SGLang drafts trees with a draft model."""
     assert engine_settings("sglang", stepwise, nodes=2).bound == "other drafter"
-    modelled = of_model(stepwise, tmp_path)
-    assert engine_settings("sglang", modelled, nodes=2).bound == "exact"
-    assert engine_settings("trtllm", modelled, nodes=2).bound == "other drafter"
-    assert "an EAGLE head" in engine_settings("trtllm", modelled, nodes=2).warning
+    assert engine_settings("sglang", of_model(stepwise, tmp_path), nodes=2).bound == "exact"
 
 
 def with_places(calibration: Calibration) -> Calibration:
@@ -334,17 +326,13 @@ def with_places(calibration: Calibration) -> Calibration:
     return dataclasses.replace(calibration, steps=steps)
 
 
-@looped(
-    "engine, levels, ranks, most",
-    [("sglang", 2, 5, 5 + 25 + 1), ("trtllm", 4, 16, 4 * 16 + 1), ("sglang", 1, 3, 4), ("trtllm", 2, 20, 33)],
-)
-def test_trees_beyond_the_candidates_are_refused(engine: str, levels: int, ranks: int, most: int) -> None:
+@looped("levels, ranks, most", [(2, 5, 5 + 25 + 1), (1, 3, 4)])
+def test_trees_beyond_the_candidates_are_refused(levels: int, ranks: int, most: int) -> None:
     """The error names the largest tree of the traced levels and ranks, and that one is exported."""
     made = with_places(random_calibration(3, sequences=8, heads=levels, top_k=ranks))
-    key, root = {"sglang": ("--speculative-num-draft-tokens", 0), "trtllm": ("max_total_draft_tokens", 1)}[engine]
-    assert engine_settings(engine, made, nodes=most).settings[key] == most - root
+    assert engine_settings("sglang", made, nodes=most).settings["--speculative-num-draft-tokens"] == most
     for nodes in (most + 1, 70, 200):
-        error = refusal_of(engine_settings, engine, made, nodes=nodes)
+        error = refusal_of(engine_settings, "sglang", made, nodes=nodes)
         assert error.code is Code.TREE_INVALID
         assert f"the largest tree has {most} nodes" in (error.why or "")
 
@@ -365,10 +353,10 @@ def test_a_given_size_is_priced(stepwise: Calibration) -> None:
 
 
 def test_numbers_that_an_engine_does_not_take_are_refused(calibration: Calibration) -> None:
-    """A length of trees, a size of chains, or both."""
+    """A length of trees, or a size of chains."""
     for engine in CHAINS:
-        with pytest.raises(ValueError, match="one of them" if engine == "trtllm" else "takes no nodes"):
-            engine_settings(engine, calibration, nodes=4, drafts=2)
+        with pytest.raises(ValueError, match="takes no nodes"):
+            engine_settings(engine, calibration, nodes=4)
     with pytest.raises(ValueError, match="takes no drafts"):
         engine_settings("sglang", calibration, drafts=2)
 
@@ -409,7 +397,7 @@ def test_a_given_length_is_kept_where_it_does_not_pay(stepwise: Calibration) -> 
 
 def test_promise_of_trees_and_stopped_chains_is_their_own_replay(stepwise: Calibration) -> None:
     """An engine's histogram says nothing about trees or stops, so no chain takes the place of what was replayed."""
-    tree = engine_settings("trtllm", stepwise, nodes=8)
+    tree = engine_settings("sglang", stepwise, nodes=8)
     stopped = engine_settings("llamacpp", sure(stepwise), of_dynamic_trees(priced({1: 0.3})))
     assert stopped.settings["--spec-draft-p-min"] > 0
     for found in (tree, stopped):

@@ -26,7 +26,6 @@ from treeopt.optimize.chains import (
     chain_tokens,
     choose_dynamic_tree,
     expected_tokens,
-    most_nodes,
     predict_chains,
     replay_chain,
     replay_dynamic_tree,
@@ -96,15 +95,6 @@ def test_chosen_numbers_agree_with_the_engine() -> None:
         tolerance = 1e-12 if choice.shape.replays_exactly(LEVELS) else 0.03
         assert choice.replay.tokens_per_step == pytest.approx(engine, rel=tolerance)
         assert choice.shape.nodes == nodes
-
-
-def test_limit_of_tensorrt_is_kept_where_it_is_set() -> None:
-    """With `narrow`, a tree has at most steps * top_k drafts, and is refused beyond; without it there are more."""
-    most = most_nodes(traces(), narrow=True)
-    assert most == 1 + LEVELS * WIDTH
-    assert best_shape(traces(), most, narrow=True)[0].nodes == most
-    assert best_shape(traces(), most + 1)[0].nodes == most + 1
-    assert refusal_of(best_shape, traces(), most + 1, narrow=True).code is Code.TREE_INVALID
 
 
 def test_stopped_chain_of_all_lengths_is_the_longest_where_drafts_are_free() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.checks import check_apart, check_suffix, option_of
+from treeopt.cli.checks import check_suffix, option_of
 from treeopt.cli.console import Console, command
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.engines import ENGINES, SETTINGS
@@ -118,7 +118,6 @@ def _export_settings(console: Console, engine: str, output: str | None, options:
     for name, taken in (("chain_length", known.chains), ("nodes", known.trees)):
         if options[name] is not None and taken is None:
             raise click.UsageError(f"--for {engine} takes no {option_of(name)}.")
-    check_apart("chain_length", "nodes")
     calibration = load_calibration(options["calibration"])
     profile = None if options["profile"] is None else load_profile(options["profile"])
     if output is not None:

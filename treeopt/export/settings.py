@@ -20,7 +20,6 @@ from treeopt.export.lint import drafter_name
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, fastest
 from treeopt.optimize.chains import (
-    TreeChoice,
     best_stopped_chain,
     chain_tokens,
     chains_by_batch,
@@ -125,8 +124,6 @@ def engine_settings(
             raise ValueError(f"{engine} takes no {name}")
         if value is not None:
             check_counts(**{name: value})
-    if drafts is not None and nodes is not None:
-        raise ValueError("drafts are of a chain and nodes of a tree: one of them")
     if not calibration.positions:
         raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text")
     chains = tuple(chain_tokens(calibration).tolist())
@@ -135,8 +132,7 @@ def engine_settings(
         why = f"the calibration has {calibration.num_heads} levels, and chains have 16 drafts at most"
         raise TreeoptError(Code.TREE_TOO_DEEP, what, at=f"--chain-length {drafts}", why=why)
     found = SETTINGS_OF[engine](_EngineInput(calibration, profile, drafts, nodes))
-    drafters = known.trees if nodes is not None or known.chains is None else known.chains
-    assert drafters is not None
+    drafters = known.chains or known.trees or ()
     name = _drafter(calibration)
     if found.settings and not {name, ANY_DRAFT} & set(drafters):
         has = " or ".join(_NAMES[drafter] for drafter in drafters)
@@ -230,18 +226,29 @@ def _sglang(given: _EngineInput) -> EngineSettings:
     if given.nodes is None and given.profile is None:
         return EngineSettings({}, underived={key: _NO_SIZE}, chain=False)
     choice = choose_dynamic_tree(given.calibration, given.profile, given.nodes)
+    batch = None if given.profile is None else given.profile.batches[0]
+    budgets = {} if batch is None or choice.budget is None else {batch: choice.budget}
     if choice.shape is None:
-        return dataclasses.replace(_tree(given, choice, {}), underived={key: _NO_GAIN})
+        return EngineSettings({}, budgets=budgets, underived={key: _NO_GAIN}, chain=False)
     names = ("--speculative-num-steps", "--speculative-eagle-topk", key)
-    settings = dict(zip(names, dataclasses.astuple(choice.shape), strict=True))
-    algorithm = {"--speculative-algorithm": "STANDALONE for a draft model, EAGLE or EAGLE3 for their drafts; no Medusa"}
-    return dataclasses.replace(_tree(given, choice, settings), underived=algorithm, lines=True)
+    simulated = "docs/engines.md has the difference in a simulation"
+    estimated = f"the traces do not say which nodes the engine expands; {simulated}"
+    exact = choice.shape.replays_exactly(given.calibration.num_heads)
+    algorithm = "STANDALONE for a draft model, EAGLE or EAGLE3 for their drafts; no Medusa"
+    return EngineSettings(
+        dict(zip(names, dataclasses.astuple(choice.shape), strict=True)),
+        choice.replay,
+        budgets,
+        {"--speculative-algorithm": algorithm},
+        notes=() if exact else (estimated,),
+        batch=batch,
+        bound=EXACT if exact else ESTIMATE,
+        chain=False,
+        lines=True,
+    )
 
 
 def _trtllm(given: _EngineInput) -> EngineSettings:
-    if given.nodes is not None:
-        return _trtllm_tree(given)
-
     def make(lengths: Lengths) -> dict[str, Any]:
         # The first length is the greatest by rule; beyond the last batch TensorRT-LLM does not draft.
         longest = lengths[min(lengths)]
@@ -256,36 +263,7 @@ def _trtllm(given: _EngineInput) -> EngineSettings:
     if found.settings and not found.settings["max_draft_len"]:
         why = f"{_SCHEDULE}, and drafts do not pay there"
         found = EngineSettings({}, budgets=found.budgets, underived={"max_draft_len": why})
-    tree = "of the dynamic tree, which has no lengths by batch: --nodes"
-    found.underived.update(dict.fromkeys(("dynamic_tree_max_topK", "max_total_draft_tokens"), tree))
     return found
-
-
-def _trtllm_tree(given: _EngineInput) -> EngineSettings:
-    choice = choose_dynamic_tree(given.calibration, given.profile, given.nodes, narrow=True)
-    assert choice.shape is not None
-    settings = {
-        "use_dynamic_tree": True,
-        "max_draft_len": choice.shape.steps,
-        "dynamic_tree_max_topK": choice.shape.top_k,
-        "max_total_draft_tokens": choice.shape.nodes - 1,  # without the root
-    }
-    found = _tree(given, choice, settings, "TensorRT-LLM's choice of nodes is taken to be EAGLE-2's")
-    found.underived["draft_len_schedule"] = "of chains; a dynamic tree has one size"
-    return found
-
-
-def _tree(given: _EngineInput, choice: TreeChoice, settings: dict[str, Any], *notes: str) -> EngineSettings:
-    """The settings of a dynamic tree, with its figures at the smallest measured batch."""
-    batch = None if given.profile is None else given.profile.batches[0]
-    budgets = {} if batch is None or choice.budget is None else {batch: choice.budget}
-    bound = EXACT
-    if choice.shape is not None and not choice.shape.replays_exactly(given.calibration.num_heads):
-        bound = ESTIMATE
-        simulated = "docs/engines.md has the difference in a simulation"
-        notes = (*notes, f"the traces do not say which nodes the engine expands; {simulated}")
-    batch = None if choice.shape is None else batch
-    return EngineSettings(settings, choice.replay, budgets, notes=notes, batch=batch, bound=bound, chain=False)
 
 
 def _llamacpp(given: _EngineInput) -> EngineSettings:

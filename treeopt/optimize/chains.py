@@ -50,7 +50,7 @@ class DynamicTree:
     def __post_init__(self) -> None:
         if min(self.steps, self.top_k) < 1 or self.nodes < 2:
             raise ValueError(f"{self}: steps and top_k are 1 or more, nodes 2 or more")
-        if self.nodes - 1 > self.top_k + self.top_k**2 * (self.steps - 1):
+        if self.nodes - 1 > _candidates(self.steps, self.top_k):
             raise ValueError(f"{self}: there are fewer candidates than nodes")
 
     def replays_exactly(self, levels: int) -> bool:
@@ -233,7 +233,7 @@ def best_stopped_chain(
 
 
 def choose_dynamic_tree(
-    calibration: Calibration, profile: LatencyProfile | None, nodes: int | None = None, *, narrow: bool = False
+    calibration: Calibration, profile: LatencyProfile | None, nodes: int | None = None
 ) -> TreeChoice:
     """The dynamic tree of so many nodes, or the fastest at the smallest measured batch and the largest context.
 
@@ -244,53 +244,51 @@ def choose_dynamic_tree(
         check_priced(profile, calibration, KINDS[1])
     if nodes is None:
         assert profile is not None
-        best = _fastest_tree(calibration, profile, narrow)
+        best = _fastest_tree(calibration, profile)
         if best.nodes == ONE_NODE:
             return TreeChoice(None, None, best)
         nodes = best.nodes
-    shape, replay = best_shape(calibration, nodes, narrow=narrow)
+    shape, replay = best_shape(calibration, nodes)
     if profile is None:
         return TreeChoice(shape, replay, None)
     tokens = np.full(nodes, replay.tokens_per_step)
     return TreeChoice(shape, replay, budget_at(tokens, profile, nodes, profile.batches[0]))
 
 
-def _fastest_tree(calibration: Calibration, profile: LatencyProfile, narrow: bool) -> Budget:
+def _fastest_tree(calibration: Calibration, profile: LatencyProfile) -> Budget:
     """The fastest size; tokens per step are interpolated between some sizes."""
     batch = profile.batches[0]
-    largest = min(profile.largest(batch), most_nodes(calibration, narrow=narrow))
+    largest = min(profile.largest(batch), most_nodes(calibration))
     sizes = default_sizes(largest)[1:]
-    known = [1.0] + [best_shape(calibration, size, narrow=narrow)[1].tokens_per_step for size in sizes]
+    known = [1.0] + [best_shape(calibration, size)[1].tokens_per_step for size in sizes]
     expected = np.interp(np.arange(1, largest + 1), [ONE_NODE, *sizes], known)
     return best_budget(expected, profile, batch)
 
 
-def best_shape(calibration: Calibration, nodes: int, *, narrow: bool = False) -> tuple[DynamicTree, Replay]:
+def best_shape(calibration: Calibration, nodes: int) -> tuple[DynamicTree, Replay]:
     """Steps and top_k of a tree of so many nodes, and its replay.
 
     Deeper and wider expansions take longer to draft, which no profile has measured. So it is the expansion with the
-    fewest candidates among those within 0.5 % of the most tokens per step. With `narrow` there are at most
-    `steps` * `top_k` drafts, the limit of TensorRT-LLM.
+    fewest candidates among those within 0.5 % of the most tokens per step.
     """
-    most = most_nodes(calibration, narrow=narrow)
+    most = most_nodes(calibration)
     if not 2 <= nodes <= most:
         what = f"a dynamic tree of {nodes} nodes cannot be replayed"
         why = f"places are traced up to {MOST_NODES} nodes, root counted"
         if most < MOST_NODES:
-            limit = f"{'steps * top_k drafts, with ' if narrow else ''}a top_k of {WIDTHS[-1]} at most"
             traced = f"{calibration.num_heads} levels of {calibration.top_k} ranks are traced"
-            why = f"{traced}; with {limit}, the largest tree has {most} nodes, root counted"
+            why = f"{traced}; with a top_k of {WIDTHS[-1]} at most, the largest tree has {most} nodes, root counted"
         raise TreeoptError(Code.TREE_INVALID, what, why=why, fix=f"--nodes from 2 to {most}")
-    found = [(shape, replay_dynamic_tree(calibration, shape)) for shape in _shapes(calibration, nodes, narrow)]
+    found = [(shape, replay_dynamic_tree(calibration, shape)) for shape in _shapes(calibration, nodes)]
     best = max(replay.tokens_per_step for _, replay in found)
     good = [one for one in found if one[1].tokens_per_step >= _GOOD_ENOUGH * best]
     return min(good, key=lambda one: (one[0].steps * one[0].top_k, one[0].steps))
 
 
-def most_nodes(calibration: Calibration, *, narrow: bool = False) -> int:
+def most_nodes(calibration: Calibration) -> int:
     """The largest number of nodes, root counted, of a dynamic tree of the traced levels and ranks; see `best_shape`."""
     widest = min(calibration.top_k, WIDTHS[-1])
-    return min(MOST_NODES, 1 + _candidates(calibration.num_heads, widest, narrow))
+    return min(MOST_NODES, 1 + _candidates(calibration.num_heads, widest))
 
 
 def predict_chains(calibration: Calibration, cost: float) -> ChainPrediction:
@@ -393,16 +391,16 @@ def _fastest_length(speedups: Sequence[float]) -> int:
     return 0 if best is None else best + 1
 
 
-def _candidates(steps: int, top_k: int, narrow: bool) -> int:
-    """The number of nodes, root not counted, that a tree is chosen from, or the limit of TensorRT-LLM."""
-    return steps * top_k if narrow else top_k + top_k**2 * (steps - 1)
+def _candidates(steps: int, top_k: int) -> int:
+    """The number of nodes, root not counted, that a tree is chosen from."""
+    return top_k + top_k**2 * (steps - 1)
 
 
-def _shapes(calibration: Calibration, nodes: int, narrow: bool) -> Iterator[DynamicTree]:
+def _shapes(calibration: Calibration, nodes: int) -> Iterator[DynamicTree]:
     """The numbers that engines accept for so many nodes."""
     for steps in range(1, min(calibration.num_heads, nodes - 1) + 1):
         for top_k in sorted({*WIDTHS, calibration.top_k}):
-            enough = nodes - 1 <= _candidates(steps, top_k, narrow)
+            enough = nodes - 1 <= _candidates(steps, top_k)
             if enough and top_k <= min(calibration.top_k, WIDTHS[-1]):
                 yield DynamicTree(steps, top_k, nodes)
 
