@@ -22,7 +22,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.export.settings import SETTINGS_OF, engine_settings, promised
 from treeopt.files.drafters import save_drafter
 from treeopt.latency import LatencyPoint, LatencyProfile
-from treeopt.optimize.chains import best_stopped_chain, chain_tokens, chains_by_batch, choose_dynamic_tree
+from treeopt.optimize.chains import chain_tokens, chains_by_batch, choose_dynamic_tree
 from treeopt.optimize.replay import replay
 from treeopt.traces import NONE, StepTraces
 from treeopt.tree import Tree
@@ -232,42 +232,6 @@ def test_profile_of_another_drafter_is_refused(calibration: Calibration) -> None
         assert refusal_of(engine_settings, engine, calibration, profile).code is Code.DRAFTER_MISMATCH
 
 
-def test_p_min_is_the_fastest(stepwise: Calibration) -> None:
-    """The least probability and length have the most tokens per second of all, each step priced by its drafts."""
-    assert stepwise.steps is not None
-    sure = np.where(stepwise.ranks == 0, 0.9, 0.12).astype(np.float16)  # drafts that are mostly known to be right
-    sure[::7] = 0.5
-    stepwise = dataclasses.replace(stepwise, steps=dataclasses.replace(stepwise.steps, confidence=sure))
-    profile = dataclasses.replace(priced({1: 0.1}), provenance={"kind": "dynamic", "drafter": ""})
-    best = best_stopped_chain(stepwise, profile)
-    assert stepwise.steps is not None
-    rates = {}
-    for drafts in range(1, 5):
-        for least in (i / 20 for i in range(20)):
-            at, seconds = 0, 0.0
-            while at < stepwise.positions:
-                made, right, known = 0, 0, True
-                while made < drafts and not (known and stepwise.steps.confidence[at, made] < least):
-                    known = known and stepwise.ranks[at, made] == 0
-                    made, right = made + 1, right + known
-                seconds += 1 + 0.1 * min(made + 1, drafts)
-                at += 1 + right
-            rates[drafts, least] = stepwise.positions / seconds
-    assert best.budget.speedup == pytest.approx(max(rates.values()))
-    assert rates[best.budget.nodes - 1, best.least] == pytest.approx(max(rates.values()))
-    settings = engine_settings("llamacpp", stepwise, profile).settings
-    assert settings["--spec-draft-p-min"] == best.least > 0
-    assert settings["--spec-draft-n-max"] == best.budget.nodes - 1
-
-
-@looped("largest", [2, 3, 4])
-def test_stopped_chain_is_as_long_as_was_measured(largest: int, stepwise: Calibration) -> None:
-    """Where drafts cost next to nothing the chain is the longest of the profile: its nodes without the root."""
-    profile = dataclasses.replace(priced({1: 1e-6}, largest), provenance={"kind": "dynamic", "drafter": ""})
-    assert best_stopped_chain(stepwise, profile).budget.nodes == largest
-    assert best_stopped_chain(stepwise, profile, 1).budget.nodes == 2
-
-
 def test_method_of_a_draft_model(tmp_path: Path, calibration: Calibration) -> None:
     """The method is that of the drafter in the calibration, where its file is there and is the same one."""
     modelled = of_model(calibration, tmp_path)
@@ -361,29 +325,9 @@ def test_numbers_that_an_engine_does_not_take_are_refused(calibration: Calibrati
         engine_settings("sglang", calibration, drafts=2)
 
 
-def sure(stepwise: Calibration) -> Calibration:
-    """Drafts that are mostly known to be right."""
-    assert stepwise.steps is not None
-    confidence = np.where(stepwise.ranks == 0, 0.9, 0.12).astype(np.float16)
-    return dataclasses.replace(stepwise, steps=dataclasses.replace(stepwise.steps, confidence=confidence))
-
-
 def of_dynamic_trees(profile: LatencyProfile) -> LatencyProfile:
     """The profile, as one of per-step trees."""
     return dataclasses.replace(profile, provenance={"kind": "dynamic", "drafter": ""})
-
-
-def test_stopped_chain_is_of_the_smallest_batch(stepwise: Calibration) -> None:
-    """A profile without batch 1 is enough, and the figures beside the settings are those of the stopped chain."""
-    profile = of_dynamic_trees(priced({4: 0.3, 8: 3.0}))
-    found = engine_settings("llamacpp", sure(stepwise), profile)
-    best = best_stopped_chain(sure(stepwise), profile, batch=4)
-    assert found.settings["--spec-draft-p-min"] == best.least > 0
-    assert found.batch == 4
-    assert found.budgets == {4: best.budget}
-    assert found.replay is not None
-    assert best.budget.tokens_per_step == found.replay.tokens_per_step
-    assert best.budget.speedup == pytest.approx(best.budget.tokens_per_step / best.budget.seconds)  # 1 s without drafts
 
 
 def test_a_given_length_is_kept_where_it_does_not_pay(stepwise: Calibration) -> None:
@@ -395,13 +339,10 @@ def test_a_given_length_is_kept_where_it_does_not_pay(stepwise: Calibration) -> 
     assert found.budgets[1].speedup < 1
 
 
-def test_promise_of_trees_and_stopped_chains_is_their_own_replay(stepwise: Calibration) -> None:
-    """An engine's histogram says nothing about trees or stops, so no chain takes the place of what was replayed."""
-    tree = engine_settings("sglang", stepwise, nodes=8)
-    stopped = engine_settings("llamacpp", sure(stepwise), of_dynamic_trees(priced({1: 0.3})))
-    assert stopped.settings["--spec-draft-p-min"] > 0
-    for found in (tree, stopped):
-        for drafts in (1, 2, 9):
-            assert promised(found, stepwise, drafts) is found.replay
+def test_promise_of_trees_is_their_own_replay(stepwise: Calibration) -> None:
+    """An engine's histogram says nothing about trees, so no chain takes the place of what was replayed."""
+    found = engine_settings("sglang", stepwise, nodes=8)
+    for drafts in (1, 2, 9):
+        assert promised(found, stepwise, drafts) is found.replay
     with pytest.raises(TreeoptError):
         promised(engine_settings("sglang", stepwise), stepwise, 2)

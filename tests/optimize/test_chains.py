@@ -16,20 +16,17 @@ from refusals import refusal_of
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code
-from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.budget import LEAST_GAIN
 from treeopt.optimize.chains import (
     MOST_DRAFTS,
     DynamicTree,
     best_shape,
-    best_stopped_chain,
     chain_tokens,
     choose_dynamic_tree,
     expected_tokens,
     predict_chains,
     replay_chain,
     replay_dynamic_tree,
-    replay_stopped_chain,
     sampled_acceptance,
 )
 from treeopt.optimize.replay import replay
@@ -97,14 +94,10 @@ def test_chosen_numbers_agree_with_the_engine() -> None:
         assert choice.shape.nodes == nodes
 
 
-def test_stopped_chain_of_all_lengths_is_the_longest_where_drafts_are_free() -> None:
-    """Where every step takes one second and every draft is right, the chain is as long as the profile allows."""
+def test_the_fewest_candidates_are_chosen() -> None:
+    """Where every draft is right, the narrowest expansion is as good as any."""
     right = dataclasses.replace(traces(), ranks=np.where(traces().ranks == NONE, NONE, 0).astype(np.uint8))
-    points = [LatencyPoint(nodes, 1, 64, 1.0, 1.0, 1.0) for nodes in (1, LEVELS + 1)]
-    found = best_stopped_chain(right, LatencyProfile.from_points(points, {}))
-    assert found.budget.nodes == LEVELS + 1
-    assert best_shape(right, 3)[0] == DynamicTree(2, 1, 3)  # the fewest candidates
-    assert found.budget.seconds == 1.0
+    assert best_shape(right, 3)[0] == DynamicTree(2, 1, 3)
 
 
 def test_impossible_numbers_are_refused() -> None:
@@ -124,22 +117,17 @@ def test_per_step_traces_are_needed() -> None:
         assert refusal_of(call).code is Code.CALIBRATION_INVALID
 
 
-def naive_steps(calibration: Calibration, drafts: int, least: float = 0.0) -> tuple[int, int, int]:
-    """Steps of a chain, its accepted drafts and its drafts, position by position."""
-    steps = taken = made = 0
+def naive_steps(calibration: Calibration, drafts: int) -> tuple[int, int]:
+    """Steps of a chain and its accepted drafts, position by position."""
+    steps = taken = 0
     for s in range(calibration.sequences):
         at, end = int(calibration.offsets[s]), int(calibration.offsets[s + 1])
         while at < end:
-            right, drafted, known = 0, 0, True
-            for level in range(drafts):
-                sure = calibration.steps is None or calibration.steps.confidence[at, level] >= least
-                if known and not sure:
-                    break
-                drafted += 1
-                known = known and calibration.ranks[at, level] == 0
-                right += known
-            steps, taken, made, at = steps + 1, taken + right, made + drafted, at + 1 + right
-    return steps, taken, made
+            right = 0
+            while right < drafts and calibration.ranks[at, right] == 0:
+                right += 1
+            steps, taken, at = steps + 1, taken + right, at + 1 + right
+    return steps, taken
 
 
 def test_chain_is_walked() -> None:
@@ -147,24 +135,13 @@ def test_chain_is_walked() -> None:
     calibration = random_calibration(3)
     for drafts in range(5):
         found = replay_chain(calibration, drafts)
-        steps, taken, _ = naive_steps(calibration, drafts)
+        steps, taken = naive_steps(calibration, drafts)
         assert (found.steps, int(found.accepted[found.visited].sum())) == (steps, taken)
         assert steps + taken == calibration.positions
         chain = replay(Tree.chain(drafts), calibration)
         assert chain_tokens(calibration)[drafts] == found.tokens_per_step == chain.tokens_per_step
     short = make_calibration([np.zeros((1, 2), int), np.zeros((2, 2), int)])
     assert replay_chain(short, 2).accepted.tolist() == [0, 1, 0]  # the last text ends inside
-
-
-def test_stopped_chain_is_walked() -> None:
-    """A chain ends before the first improbable draft; after a wrong draft it counts as long as it can be."""
-    for drafts in (1, 3, 4):
-        for least in (0.0, 0.3, 0.5, 0.8, 1.0):
-            found, drafted = replay_stopped_chain(traces(), drafts, least)
-            steps, taken, made = naive_steps(traces(), drafts, least)
-            assert (found.steps, int(found.accepted[found.visited].sum())) == (steps, taken)
-            assert int(drafted[found.visited].sum()) == made
-            assert (drafted >= found.accepted).all()
 
 
 def test_expected_tokens_are_those_of_simulated_steps() -> None:

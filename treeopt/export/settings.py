@@ -18,9 +18,8 @@ from treeopt.engines import ANY_DRAFT, EAGLE_DRAFT, SETTINGS
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts
 from treeopt.export.lint import drafter_name
 from treeopt.latency import LatencyProfile
-from treeopt.optimize.budget import Budget, fastest
+from treeopt.optimize.budget import Budget
 from treeopt.optimize.chains import (
-    best_stopped_chain,
     chain_tokens,
     chains_by_batch,
     choose_dynamic_tree,
@@ -52,7 +51,7 @@ class EngineSettings:
         batch: the smallest measured batch with drafts, which the promise is of; None where the length was given.
         bound: `exact` where the replay is of the engine's own drafts, `estimate` where it is of likely ones, `other
             drafter` where the engine does not have the drafter of the calibration.
-        chain: whether the engine drafts a chain of one length: no tree, and no chain that ends earlier.
+        chain: whether the engine drafts a chain, not a tree.
         lines: whether the settings are options of a command line; otherwise they are JSON.
         warning: that the engine does not have the drafter of the calibration; empty where it has.
         engine: one of `treeopt.engines.SETTINGS`.
@@ -269,30 +268,10 @@ def _trtllm(given: _EngineInput) -> EngineSettings:
 def _llamacpp(given: _EngineInput) -> EngineSettings:
     fixed = {"--spec-draft-n-min": 0, "--spec-draft-p-min": 0.0}
     found = _length(given, "--spec-draft-n-max", {"--spec-type": "draft-simple"}, fixed, lines=True)
-    if given.profile is None or given.calibration.steps is None:
-        if found.settings:
-            why = "the engine's default, 0: another needs per-step traces (--kind dynamic) and a profile"
-            found.underived["--spec-draft-p-min"] = why
-        return found
-    batch = given.profile.batches[0]
-    best = best_stopped_chain(given.calibration, given.profile, given.drafts, batch=batch)
-    if given.drafts is None and fastest([best.budget.speedup]) is None:
-        return EngineSettings({}, budgets=found.budgets, underived={"--spec-draft-n-max": _NO_GAIN})
-    note = (
-        "p-min is by the traced probabilities; llama.cpp compares those of its draft model among its ten likeliest "
-        "tokens"
-    )
-    return EngineSettings(
-        {"--spec-type": "draft-simple", "--spec-draft-n-max": best.budget.nodes - 1}
-        | fixed
-        | {"--spec-draft-p-min": best.least},
-        best.replay,
-        {batch: best.budget},
-        notes=(note,),
-        batch=batch,
-        chain=not best.least,
-        lines=True,
-    )
+    if found.settings:
+        why = "the engine's default, 0: it is compared with probabilities that are not traced"
+        found.underived["--spec-draft-p-min"] = why
+    return found
 
 
 def _transformers(given: _EngineInput) -> EngineSettings:

@@ -1,7 +1,7 @@
 """Chains and the dynamic trees of engines, by replay: the steps they take, and which of them is the fastest.
 
-An engine that takes no fixed tree drafts by a few numbers: the length of a chain, the probability at which it stops, or
-the numbers of EAGLE-2's trees. A chain is also what the formulas of arXiv:2211.17192 predict.
+An engine that takes no fixed tree drafts by a few numbers: the length of a chain, or the numbers of EAGLE-2's trees. A
+chain is also what the formulas of arXiv:2211.17192 predict.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from treeopt.defaults import KINDS, ONE_NODE, STEP_SIZES
 from treeopt.errors import Code, TreeoptError, counted
 from treeopt.facts import Column, Part, Table
 from treeopt.latency import LatencyProfile
-from treeopt.optimize.budget import Budget, best_budget, budget_at, check_priced, fastest, step_seconds
+from treeopt.optimize.budget import Budget, best_budget, budget_at, check_priced, fastest
 from treeopt.optimize.curve import default_sizes
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval
 from treeopt.optimize.per_step import traced_steps
@@ -27,7 +27,6 @@ from treeopt.optimize.replay import Replay, visits
 MOST_DRAFTS = 16  # longest chain that is considered
 _SHOWN_DRAFTS = 8  # chains of more drafts are shown only where one is the fastest
 WIDTHS = (1, 2, 4, 8, 16)  # of `top_k` that are tried
-LEAST_PROBABILITIES = tuple(i / 20 for i in range(20))  # at which a chain may end; 0 never ends one
 _GOOD_ENOUGH = 0.995  # of the most tokens per step: below it, a deeper or wider expansion is worth its drafting
 MOST_NODES = STEP_SIZES[-1]  # of which places are traced
 
@@ -60,15 +59,6 @@ class DynamicTree:
         expanded. Traces of more levels than `steps` also count deeper nodes.
         """
         return self.steps == 1 or self.top_k == 1 or (self.top_k >= self.nodes - 1 and self.steps == levels)
-
-
-@dataclass(frozen=True)
-class StoppedChain:
-    """A chain that ends before drafts with a probability below `least`, with the mean seconds of its steps."""
-
-    least: float
-    replay: Replay
-    budget: Budget
 
 
 @dataclass(frozen=True)
@@ -166,21 +156,6 @@ def chain_tokens(calibration: Calibration) -> Floats:
     return np.array([replay_chain(calibration, drafts).tokens_per_step for drafts in range(longest + 1)])
 
 
-def replay_stopped_chain(calibration: Calibration, drafts: int, least: float) -> tuple[Replay, NDArray[np.int64]]:
-    """The steps of a chain that ends before the first token with a probability below `least`, and int64 [P] its drafts.
-
-    After a draft that is wrong no probabilities are traced, and the chain is counted as if it reached its greatest
-    length, so an engine drafts no more than this.
-    """
-    confident = traced_steps(calibration).confidence[:, :drafts] >= least
-    right = calibration.ranks[:, :drafts] == 0
-    going = np.logical_and.accumulate(confident & right, axis=1)
-    accepted = going.sum(1, dtype=np.int64)
-    ended = np.minimum(accepted, drafts - 1)  # the level that was not accepted, where there is one
-    stopped = ~np.take_along_axis(confident, ended[:, None], axis=1)[:, 0] & (accepted < drafts)
-    return _walked(calibration, going, drafts), np.where(stopped, accepted, drafts)
-
-
 def replay_dynamic_tree(calibration: Calibration, shape: DynamicTree) -> Replay:
     """The likely steps with EAGLE-2's trees, by per-step traces; exact where `shape.replays_exactly`.
 
@@ -210,26 +185,6 @@ def chains_by_batch(calibration: Calibration, profile: LatencyProfile, drafts: i
     if drafts is None:
         return {batch: best_budget(expected, profile, batch) for batch in profile.batches}
     return {batch: budget_at(expected, profile, drafts + 1, batch) for batch in profile.batches}
-
-
-def best_stopped_chain(
-    calibration: Calibration, profile: LatencyProfile, drafts: int | None = None, *, batch: int = 1
-) -> StoppedChain:
-    """The fastest chain of at most `drafts` drafts that ends before improbable ones, at one batch."""
-    check_priced(profile, calibration, profile.kind or KINDS[0])
-    most = min(calibration.num_heads, MOST_DRAFTS, profile.largest(batch) - 1)
-    seconds = np.array([step_seconds(profile, drafted + 1, batch) for drafted in range(most + 1)])
-
-    def chains() -> Iterator[StoppedChain]:
-        for length in range(1, most + 1) if drafts is None else [min(drafts, most)]:
-            for least in LEAST_PROBABILITIES:
-                replay, drafted = replay_stopped_chain(calibration, length, least)
-                # The improbable draft that ends a chain is made too: a step is priced as if it were verified.
-                spent = float(seconds[np.minimum(drafted[replay.visited] + 1, length)].mean())
-                budget = Budget.of(length + 1, replay.tokens_per_step, spent, float(seconds[0]))
-                yield StoppedChain(least, replay, budget)
-
-    return max(chains(), key=lambda chain: chain.budget.speedup)  # the shortest and least restrictive of equal ones
 
 
 def choose_dynamic_tree(
