@@ -43,7 +43,6 @@ from treeopt.runs.work import Work, unpack_rows
 from treeopt.texts.prompts import PromptSetFile, load_prompts
 from treeopt.train.checkpoints import check_same, last_checkpoint
 from treeopt.train.data import read_texts
-from treeopt.verify.buffers import load_buffers
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,6 @@ READERS: dict[str, Reader] = {
         lambda folder: (folder / "begun.json").write_bytes(seeds.begun()[0]),
     ),
     "drafter": Reader(load_drafter, "d.safetensors", seeds.drafters, damage_arrays, ("load_drafter",)),
-    "compiled tree": Reader(load_buffers, "b.safetensors", seeds.buffers, damage_arrays, ("load_buffers",)),
     "result of validate": Reader(
         lambda path: load_result(path, ValidationResult), "v.json", seeds.validations, damage_json, _RESULTS
     ),

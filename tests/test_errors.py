@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
 
-import pytest
 from looped import looped
 from safetensors import SafetensorError
 
@@ -28,23 +26,6 @@ def test_errors_of_the_system_have_a_code(error: Exception, code: Code, what: st
     assert isinstance(found, TreeoptError)
     assert (found.code, found.what) == (code, what)
     assert found.at == ("a.yaml" if isinstance(error, OSError) else "")
-
-
-def test_a_deleted_current_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the current folder was deleted, the error names it; with another name, and in a folder, it does not."""
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    monkeypatch.setenv("PWD", str(gone))
-    missing = FileNotFoundError(errno.ENOENT, "No such file")
-    there = system_error(missing)
-    gone.rmdir()
-    error, other = system_error(missing), system_error(FileNotFoundError(errno.ENOENT, "No such file", "a.yaml"))
-    assert error is not None
-    assert there is not None
-    assert other is not None
-    assert (error.code, error.what, error.at) == (Code.SYSTEM_REFUSED, "the current folder was deleted", str(gone))
-    assert [(one.what, one.at) for one in (there, other)] == [("No such file", ""), ("No such file", "a.yaml")]
 
 
 def test_other_exceptions_are_not_of_the_system() -> None:

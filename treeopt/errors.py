@@ -266,19 +266,7 @@ def system_error(error: Exception) -> TreeoptError | None:
     what = found.strerror or str(found)
     if found.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
         return TreeoptError(Code.OUT_OF_MEMORY, what, at=at, fix="free some space, or write elsewhere")
-    if found.errno == errno.ENOENT and not at and _lacks_folder():
-        what, at = "the current folder was deleted", os.environ.get("PWD", "")
-        return TreeoptError(Code.SYSTEM_REFUSED, what, at=at, fix="change to a folder that exists")
     return TreeoptError(Code.SYSTEM_REFUSED, what, at=at)
-
-
-def _lacks_folder() -> bool:
-    """Whether the current folder was deleted."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return True
-    return False
 
 
 def first_line(error: BaseException) -> str:

@@ -29,7 +29,6 @@ from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
-from treeopt.verify.buffers import compile_tree
 
 TREE = Tree.from_paths([(0,), (1,), (0, 0), (0, 0, 0)])
 PROMPT = torch.tensor([[3, 8, 5, 21]])
@@ -126,18 +125,6 @@ def test_second_call_makes_nothing(
     found = [run(base.model, **one) for one in arguments]
     assert len(made) == 1
     assert found[0].step_lengths == found[1].step_lengths == found[2].step_lengths
-
-
-def test_compiled_trees_are_kept(base: Base, heads: MedusaHeads, made: list[Any]) -> None:
-    """A compiled tree is kept by its identity, until its tensors are written to."""
-    buffers = compile_tree(TREE)
-    for _ in range(2):
-        run(base.model, heads=heads, tree=buffers)
-    assert len(made) == 1
-    buffers.attention_mask[0, 0] = True
-    run(base.model, heads=heads, tree=buffers)
-    run(base.model, heads=heads, tree=compile_tree(TREE))
-    assert len(made) == 3
 
 
 @pytest.mark.parametrize("name", ["drafter file", "plan of the drafter"])

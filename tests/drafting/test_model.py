@@ -193,8 +193,8 @@ def test_filled_trees(source: str) -> None:
     """A static tree holds the naive candidates by rank, step after step; ranks without a candidate are void."""
     made = world(7, source)
     ranks = made.proposer.num_candidates
-    tree = compile_ranks(Tree.from_paths({(0,), (1,), (ranks - 1,), (0, 0), (1, 1), (1, 1, 0), (1, 1, 1), (0, 0, 0)}))
-    parents = [0, *(made_path(tree.tree(), path[:-1]) for path in tree.tree().paths)]
+    static = Tree.from_paths({(0,), (1,), (ranks - 1,), (0, 0), (1, 1), (1, 1, 0), (1, 1, 1), (0, 0, 0)})
+    tree, parents = compile_ranks(static), static.parents
     rows = [[*text.prompt, text.answer[0]] for text in made.texts]
     session = made.proposer.start(rows, 3)
     rng = np.random.default_rng(0)
@@ -204,7 +204,7 @@ def test_filled_trees(source: str) -> None:
             tokens = drafts.tokens[row].tolist()
             void = [False] * len(tokens) if drafts.void is None else drafts.void[row].tolist()
             ranked, paths = made.ranked(text), [[]]
-            for node, path in enumerate(tree.tree().paths, start=1):
+            for node, path in enumerate(static.paths, start=1):
                 above = paths[parents[node]]
                 paths.append(None if above is None or void[node] else [*above, tokens[node]])
                 candidates = [] if above is None else ranked(above)
@@ -218,11 +218,6 @@ def test_filled_trees(source: str) -> None:
         if len(rows) == 3:
             session.select([0, 2])
             rows = [rows[0], rows[2]]
-
-
-def made_path(tree: Tree, path: tuple[int, ...]) -> int:
-    """The node of a path."""
-    return [(), *tree.paths].index(path)
 
 
 @looped("source", SOURCES)

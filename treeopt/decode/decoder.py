@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treeopt.decode.draft_metrics import Decoded, Step
-from treeopt.decode.plans import GivenPlan, as_plan, as_plan_for, as_record
+from treeopt.decode.plans import GivenPlan, as_plan, as_plan_for
 from treeopt.decode.rules import NOT_A_NUMBER, Greedy, Rule
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import AcceptedPart, Drafts, Proposer, ProposerSession
@@ -32,7 +32,7 @@ from treeopt.models.base import Base, shown_name
 from treeopt.models.given import GivenModel, as_draft
 from treeopt.models.heads import MedusaHeads
 from treeopt.tree import ROOT
-from treeopt.verify.buffers import PAD, Buffers
+from treeopt.verify.buffers import PAD
 from treeopt.verify.probe import check_ready, check_trees
 from treeopt.verify.session import Session, TreeForward
 
@@ -166,9 +166,9 @@ class TreeDecoder:
         heads: its draft heads; None where the drafter has none, and for the one-node tree, which decodes
             autoregressively in the same loop.
         tree: a `Tree` that is at most as deep as the drafter has levels, a `TreePolicy`, a list of paths, a file of
-            one of these, a name of `treeopt list`, or `Buffers`, whose tensors are used unchanged. A `TreeSource` needs
-            neither heads nor drafter. None for the plan that the drafter recommends; without a drafter, and without
-            heads, for per-step trees of `Drafter.untrained`.
+            one of these, or a name of `treeopt list`. A `TreeSource` needs neither heads nor drafter. None for the plan
+            that the drafter recommends; without a drafter, and without heads, for per-step trees of
+            `Drafter.untrained`.
         drafter: the record that the tree or policy was made for, its file, or a `Proposer`; None for the guesses of
             the heads, and where the tree's file names its drafter.
         draft: the draft model of the drafter, in any form that `model` has elsewhere; None where it has none.
@@ -194,7 +194,7 @@ class TreeDecoder:
         self,
         base: Base | PreTrainedModel,
         heads: MedusaHeads | None = None,
-        tree: GivenPlan | Buffers | TreeSource | None = None,
+        tree: GivenPlan | TreeSource | None = None,
         *,
         drafter: Drafter | Proposer | str | os.PathLike[str] | None = None,
         draft: GivenModel | None = None,
@@ -310,7 +310,7 @@ def _check_types(base: Any, heads: Any, drafter: Any, acceptance: Any) -> None:
 def _trees(
     base: Base,
     heads: MedusaHeads | None,
-    tree: GivenPlan | Buffers | TreeSource | None,
+    tree: GivenPlan | TreeSource | None,
     drafter: Drafter | Proposer | str | os.PathLike[str] | None,
     draft: Base | None,
 ) -> TreeSource:
@@ -322,11 +322,10 @@ def _trees(
     if tree is None and drafter is None and heads is None:
         return trees_for(base, None, *untrained(base))
     if isinstance(drafter, _RECORDS) or drafter is None:
-        plan, record = (tree, as_record(drafter)) if isinstance(tree, Buffers) else as_plan_for(tree, drafter)
-        return trees_for(base, heads, plan, record, draft)
+        return trees_for(base, heads, *as_plan_for(tree, drafter), draft)
     if tree is None:
         raise ValueError("a Proposer recommends no tree: give tree= as well")
-    return trees_for(base, heads, tree if isinstance(tree, Buffers) else as_plan(tree), drafter)
+    return trees_for(base, heads, as_plan(tree), drafter)
 
 
 def advance(decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozenset[int]) -> Iterator[dict[int, Step]]:

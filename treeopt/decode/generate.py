@@ -40,7 +40,6 @@ from treeopt.models.given import GivenModel
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
-from treeopt.verify.buffers import BUFFER_NAMES, Buffers
 from treeopt.verify.probe import soft_prompt
 
 MOST_KEPT = 4  # decoders of a model; the one that was not used for the longest time is dropped
@@ -73,7 +72,7 @@ def kept_decoder(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any, dr
 
     Two threads therefore share none. After an error it is not returned.
     """
-    if not isinstance(tree, (str, os.PathLike, Tree, TreePolicy, Buffers, TreeSource, NoneType)):
+    if not isinstance(tree, (str, os.PathLike, Tree, TreePolicy, TreeSource, NoneType)):
         tree = as_tree(tree)
     key = _key(model, heads, tree, drafter, draft)
     with _kept_lock:
@@ -92,15 +91,12 @@ def kept_decoder(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any, dr
 def _key(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any, draft: Any) -> tuple[Any, ...] | None:
     """Equal for the same arguments; None where no decoder is kept, as an argument may hold the model, or is wrong.
 
-    Trees are compared by value, files by time and size, heads and compiled trees also by how often they were written
-    to.
+    Trees are compared by value, files by time and size, heads also by how often they were written to.
     """
     known = isinstance(drafter, (Drafter, str, os.PathLike, NoneType)) and isinstance(heads, (nn.Module, NoneType))
     if not known or isinstance(tree, TreeSource) or getattr(draft, "model", draft) is model:
         return None
     tensors = list(heads.parameters()) if isinstance(heads, nn.Module) else []
-    if isinstance(tree, Buffers):
-        tensors += [getattr(tree, name) for name in BUFFER_NAMES]
     written = [(one.data_ptr(), one.dtype, None if one.is_inference() else one._version) for one in tensors]
     setting = (model.dtype, model.device, model.config._attn_implementation)
     of_draft = getattr(draft, "dtype", None), getattr(draft, "device", None)
@@ -154,7 +150,7 @@ def tree_generate(
     generation_config: GenerationConfig | None = None,
     *,
     heads: MedusaHeads | None = None,
-    tree: GivenPlan | Buffers | TreeSource | None = None,
+    tree: GivenPlan | TreeSource | None = None,
     drafter: Drafter | Proposer | str | os.PathLike[str] | None = None,
     draft: GivenModel | None = None,
     text_streamer: BaseStreamer | None = None,

@@ -18,7 +18,7 @@ from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import Plan, TreePolicy
 from treeopt.tree import Tree, check_tree_fits
-from treeopt.verify.buffers import Buffers, compile_ranks
+from treeopt.verify.buffers import compile_ranks
 
 UNTRAINED_NODES = 16  # of the per-step trees where nothing was learned
 
@@ -43,16 +43,13 @@ class TreeSource(Protocol):
 
 
 class StaticTree:
-    """One tree for all rows and steps, filled with the candidates of a drafter; a compiled one is used unchanged.
+    """One tree for all rows and steps, filled with the candidates of a drafter.
 
-    E101, E102 where it has levels or ranks that the drafter lacks, E103 where compiled tensors are not those of a tree.
+    E101, E102 where it has levels or ranks that the drafter lacks.
     """
 
-    def __init__(self, proposer: Proposer, tree: Tree | Buffers, device: torch.device) -> None:
-        if isinstance(tree, Tree):
-            self.tree, self.compiled = tree, compile_ranks(tree, device)
-        else:
-            self.tree, self.compiled = tree.tree(), tree.to(device)
+    def __init__(self, proposer: Proposer, tree: Tree, device: torch.device) -> None:
+        self.tree, self.compiled = tree, compile_ranks(tree, device)
         _check_ranks(self.tree, proposer.depth, proposer.num_candidates)
         self.proposer = proposer
         self.nodes, self.depth, self.window = self.tree.nodes, self.tree.depth, proposer.window
@@ -85,7 +82,7 @@ class PerStepTrees:
 def trees_for(
     base: Base,
     heads: MedusaHeads | None,
-    plan: Plan | Buffers,
+    plan: Plan,
     drafter: Drafter | Proposer | None = None,
     draft: Base | None = None,
 ) -> TreeSource:
@@ -94,8 +91,7 @@ def trees_for(
     `drafter` is the record that the plan was made for, or a `Proposer`; None for a tree of the `heads` drafter.
     """
     if isinstance(drafter, Drafter) or drafter is None:
-        if not isinstance(plan, Buffers):
-            check_plan(plan, drafter)
+        check_plan(plan, drafter)
         if plan.nodes == 1:
             heads = drafter = draft = None
         proposer = proposer_for(base, heads, drafter, draft)

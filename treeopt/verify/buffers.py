@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeopt.defaults import MAX_DEPTH
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import KEY, Configuration
 from treeopt.files.outputs import BUFFERS_SCHEMA as SCHEMA
-from treeopt.files.tensors import read_arrays, write_arrays
+from treeopt.files.tensors import write_arrays
 from treeopt.files.trees import GivenTree, as_tree
-from treeopt.tree import MAX_RANK, ROOT, Tree
+from treeopt.tree import ROOT, Tree
 
 PAD = -1  # in `retrieve_indices` and `paths`, beyond the end of a short path
 MEDUSA_TOP_K = 10  # guesses of each head in the original code, for every tree
@@ -105,60 +104,6 @@ class Buffers:
         """int64 [N], the rank of each node of one tree, on the host; that of the root has no meaning."""
         ranks: np.ndarray = (self.tree_indices.numpy(force=True) - 1) % max(self.top_k, 1)
         return ranks
-
-    def tree(self) -> Tree:
-        """The tree of these tensors: read from the indices and compiled again, it must give all of them.
-
-        Raises:
-            TreeoptError: E103 where they are not those of a tree.
-        """
-        fault = self._layout_fault()
-        try:
-            if not fault:
-                tree = Tree(self._rank_paths())
-                fault = self._difference(compile_ranks(tree))
-        except LookupError:
-            fault = "retrieve_indices are not those of all nodes"
-        except TreeoptError as error:
-            fault = error.what.removeprefix("not a tree: ")
-        if fault:
-            raise TreeoptError(Code.TREE_INVALID, f"not a compiled tree: {fault}", fix="treeopt.compile_tree")
-        return tree
-
-    def _layout_fault(self) -> str:
-        """The shape or dtype that no compiled tree has; empty where there is none."""
-        wrong = [name for name in BUFFER_NAMES if not isinstance(getattr(self, name), Tensor)]
-        if wrong:
-            return f"{wrong[0]} is not a tensor"
-        if type(self.top_k) is not int or not 0 <= self.top_k <= MAX_RANK + 1:
-            return f"top_k is {self.top_k!r}"
-        nodes, retrieve = self.position_ids.numel(), tuple(self.retrieve_indices.shape)
-        if not 1 <= nodes <= MAX_NODES:
-            return f"it has {nodes:,} nodes; a compiled tree has 1 to {MAX_NODES:,}"
-        if len(retrieve) != 2 or not (1 <= retrieve[0] <= nodes and 1 <= retrieve[1] <= min(nodes, MAX_DEPTH + 1)):
-            return f"retrieve_indices is {list(retrieve)}, not [L, D+1] of a tree of {nodes:,} nodes"
-        for name, shape in zip(BUFFER_NAMES, [(nodes, nodes), (nodes,), (nodes,), retrieve], strict=True):
-            tensor, dtype = getattr(self, name), torch.bool if name == "attention_mask" else torch.int64
-            if (tensor.dtype, tensor.shape) != (dtype, shape):
-                return f"{name} is {tensor.dtype} {list(tensor.shape)}, not {dtype} {list(shape)}"
-        return ""
-
-    def _rank_paths(self) -> tuple[tuple[int, ...], ...]:
-        """The path of each node but the root, by the first row with it."""
-        ranks = self.ranks.tolist()
-        found: dict[int, tuple[int, ...]] = {}
-        for row in self.retrieve_indices.tolist():
-            for column, node in enumerate(row):
-                if node not in found:
-                    found[node] = tuple(ranks[above] for above in row[1 : column + 1])
-        return tuple(found[node] for node in range(1, self.nodes))
-
-    def _difference(self, right: Buffers) -> str:
-        """The first field that is not that of `right`; empty where there is none."""
-        for name in BUFFER_NAMES:
-            if not torch.equal(getattr(self, name).cpu(), getattr(right, name)):
-                return f"{name} are not those of its tree"
-        return "" if self.top_k == right.top_k else f"top_k is {self.top_k}, its tree's is {right.top_k}"
 
     def paths_to(self, nodes: Tensor) -> Tensor:
         """int64 [B, D+1]: the path to one node of each row, `nodes` int64 [B]."""
@@ -310,32 +255,3 @@ def save_buffers(
         header[KEY] = configuration
     arrays = {name: getattr(buffers, name).cpu().numpy() for name in BUFFER_NAMES}
     write_arrays(path, arrays, header, overwrite=True)
-
-
-def load_buffers(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Buffers:
-    """Read what `save_buffers` wrote.
-
-    The tree is read from `tree_indices` and `retrieve_indices` and compiled again; all tensors must equal the file's.
-
-    Raises:
-        TreeoptError: E201 where the file is missing, E203 where it is damaged, of another kind, or its tensors are not
-            those of a tree.
-    """
-    arrays, header = read_arrays(path, SCHEMA)
-    fault = ""
-    if arrays.keys() != set(BUFFER_NAMES):
-        fault = f"it holds {', '.join(sorted(arrays)) or 'no tensor'}"
-    else:
-        found = Buffers(
-            **{name: torch.from_numpy(arrays[name]) for name in BUFFER_NAMES}, top_k=header.get("top_k", -1)
-        )
-        try:
-            tree = found.tree()
-            wrong = [name for name in ("nodes", "depth") if header.get(name) != getattr(tree, name)]
-            fault = f"{wrong[0]} is {header.get(wrong[0])!r}" if wrong else ""
-        except TreeoptError as error:
-            fault = error.what.removeprefix("not a compiled tree: ")
-    if fault:
-        fix = "treeopt compile writes the file again"
-        raise TreeoptError(Code.FILE_INVALID, f"{path} is not a compiled tree: {fault}", fix=fix)
-    return found.to(device)

@@ -25,7 +25,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.devices import check_one_device
-from treeopt.verify.buffers import Buffers, once_a_tree
+from treeopt.verify.buffers import Buffers
 
 ALIGN = 8  # elements: attention kernels read masks in groups of this many
 _STEP = 256  # entries between the smallest buckets
@@ -333,9 +333,6 @@ def padded(tree: Buffers, nodes: int) -> Buffers:
     added = torch.arange(tree.nodes, nodes, device=mask.device)
     mask[..., added, added] = True
     return dataclasses.replace(tree, attention_mask=mask, position_ids=F.pad(tree.position_ids, (0, more)))
-
-
-padded_once = once_a_tree(padded)
 
 
 class Slots:

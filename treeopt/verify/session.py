@@ -29,7 +29,6 @@ from treeopt.verify.cache import (
     bucket,
     compiled,
     padded,
-    padded_once,
     with_standard_strides,
 )
 from treeopt.verify.masks import Mask, TreeMasks, check_frequencies, frequency_switch, layer_windows, tree_context
@@ -111,12 +110,6 @@ class TreeForward:
         """The number of positions that a forward after prompts of these lengths may use."""
         return self.context if self._switch is None or max(lengths) > self._switch else min(self._switch, self.context)
 
-    def with_all_nodes(self, tree: Buffers) -> Buffers:
-        """The tree, padded to the maximum number of nodes; that of a static tree is made once."""
-        if tree.nodes == self.nodes:
-            return tree
-        return padded(tree, self.nodes) if tree.per_row else padded_once(tree, self.nodes)
-
     def _memory(self) -> tuple[Arena, TreeMasks]:
         """Memory of a session's cache and masks."""
         return Arena(), TreeMasks(self.base, self.nodes, self.depth, self._windows, whole=self.fixed)
@@ -187,9 +180,9 @@ class Session:
         """Arguments of `Base.forward` for `verify`, and the cache made ready for that forward."""
         forward, longest = self._forward, max(self._lengths)
         if forward.fixed:
-            tree = forward.with_all_nodes(tree)
-            if tokens.shape[1] < tree.nodes:
-                tokens = pad(tokens, (0, tree.nodes - tokens.shape[1]))
+            if tree.nodes < forward.nodes:
+                tokens = pad(tokens, (0, forward.nodes - tree.nodes))
+                tree = padded(tree, forward.nodes)
             if self._slots is not None:
                 tokens, tree = self._slots.fill(tokens), self._slots.fill_trees(tree)
             tokens = with_standard_strides(tokens)
