@@ -163,7 +163,7 @@ def tree_generate(
     Logits processors are called with the path of each node, stopping criteria after each token. A processor that counts
     its calls, such as a grammar's matcher, would count the paths of drafts as text. Therefore processors that are not
     part of transformers are refused unless they are declared stateless, and so are the two of transformers that store
-    the texts of their calls. A tree of one node takes all: they are called exactly as by stock `generate`.
+    the texts of their calls.
 
     Args:
         model: a stock causal language model.
@@ -196,18 +196,14 @@ def tree_generate(
     _check_supported(model, config, model_kwargs)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     _check_positions(model_kwargs.get("position_ids"), list(map(len, prompts)), input_ids.shape[1])
-    pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     limit = criteria.max_length
+    check_processors(processors, stateless_processors)
     with kept_decoder(model, heads, tree, drafter, draft) as decoder:
-        one_node = decoder.trees.nodes == 1
-        if not one_node:
-            check_processors(processors, stateless_processors)
-        rule = Processed(processors, input_ids, sample=bool(config.do_sample), pad=pad, one_node=one_node)
-        decoder.acceptance = rule
+        rule = decoder.acceptance = Processed(processors, input_ids, sample=bool(config.do_sample))
         budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
         rows = decoder.prefill(prompts, budget)
         text = _Output(input_ids, criteria, config, budget, text_streamer)
-        rule.follow(rows, text.eos)
+        rule.rows = rows
         left = dict.fromkeys(rows.indices, budget)
         for emitted in advance(decoder, rows, left, text.eos):
             for row, tokens in emitted.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from treeopt.decode.rules import Rule, best, draw
 from treeopt.drafting.interface import Drafts
 from treeopt.errors import Code, TreeoptError
 
-_FIX = "tree=treeopt.Tree(()) decodes with one node"
+_FIX = "leave out custom_generate for this call"
 # Processors that depend on the scores alone, not on the text; all nodes are processed in one call.
 _TEXT_FREE = (
     stock.TemperatureLogitsWarper,
@@ -61,35 +61,22 @@ def check_processors(processors: Iterable[Any], stateless: bool | Sequence[type]
 class Processed(Rule):
     """The choice of stock `generate` after every node: its processors are called with the node's path.
 
-    With `one_node` trees they are called as by `generate`: once for each token, with all rows of the batch, of which
-    those that have ended hold `pad`. Prompts int64 [B, T] are padded on the left.
+    Prompts int64 [B, T] are padded on the left.
     """
 
-    def __init__(
-        self, processors: LogitsProcessorList, prompts: Tensor, *, sample: bool, pad: int, one_node: bool
-    ) -> None:
-        self.texts: list[list[int]] = prompts.tolist()  # of each row: padding, prompt and emitted tokens
-        self._prompts, self._processors = prompts, processors
-        self._sample, self._pad, self._one_node = sample, pad, one_node
-        self._chosen: dict[int, int] = {}  # for trees of one node: the last chosen token of each row
+    rows: Rows  # of the next calls; set after the prompts
 
-    def follow(self, rows: Rows, ends: Collection[int]) -> None:
-        """Set the rows of the next calls, and the tokens that end a text."""
-        self._rows, self._ends = rows, ends
+    def __init__(self, processors: LogitsProcessorList, prompts: Tensor, *, sample: bool) -> None:
+        self.texts: list[list[int]] = prompts.tolist()  # of each row: padding, prompt and emitted tokens
+        self._prompts, self._processors, self._sample = prompts, processors, sample
 
     def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         scores = logits.float()
         if self._processors:
             scores = self._process(scores.clone(), drafts)
-        choice = draw(scores, generator) if self._sample else best(scores)
-        if self._one_node and self._processors:
-            rows = range(len(choice)) if drafts is None else self._rows.indices
-            self._chosen = dict(zip(rows, choice.flatten().tolist(), strict=True))
-        return choice
+        return draw(scores, generator) if self._sample else best(scores)
 
     def _process(self, scores: Tensor, drafts: Drafts | None) -> Tensor:
-        if drafts is not None and self._one_node:
-            return self._process_batch(scores, drafts.tokens)
         if drafts is None or all(type(one) in _TEXT_FREE for one in self._processors):
             rows = scores.flatten(0, -2)
             ids = self._prompts if drafts is None else self._prompts.new_zeros(len(rows), 0)
@@ -98,7 +85,7 @@ class Processed(Rule):
         depths, paths = drafts.tree.position_ids, drafts.tree.paths
         if not drafts.tree.per_row:
             depths, paths = depths.expand(len(scores), -1), paths.expand(len(scores), -1, -1)
-        for row, index in enumerate(self._rows.indices):
+        for row, index in enumerate(self.rows.indices):
             self._process_row(index, scores[row], drafts.tokens[row], depths[row].tolist(), paths[row])
         return scores
 
@@ -114,21 +101,6 @@ class Processed(Rule):
                 continue
             for node, line in zip(nodes, ids, strict=True):  # the result may depend on the row, so it is in each
                 scores[node] = self._processors(line.expand(copies, -1), scores[node].repeat(copies, 1))[index]
-
-    def _process_batch(self, scores: Tensor, tokens: Tensor) -> Tensor:
-        """One call for all rows, of which ended ones end with one end token: scores [B, 1, V] and tokens [B, 1]."""
-        texts = [list(text) for text in self.texts]
-        for index, token in zip(self._rows.indices, tokens[:, 0].tolist(), strict=True):
-            texts[index].append(token)
-        for index, token in self._chosen.items():
-            if index not in self._rows.indices and token in self._ends:
-                texts[index].append(token)
-        longest = max(map(len, texts))
-        ids = torch.tensor([text + [self._pad] * (longest - len(text)) for text in texts], device=tokens.device)
-        whole = scores.new_zeros(len(texts), scores.shape[-1])
-        whole[self._rows.indices] = scores[:, 0]
-        processed: Tensor = self._processors(ids, whole)
-        return processed[self._rows.indices][:, None]
 
     def _of_row(self, index: int) -> LogitsProcessorList | None:
         """The processors for any number of continuations of one row; None where their result may depend on the row."""
