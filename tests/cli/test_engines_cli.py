@@ -34,9 +34,9 @@ def test_export_prints_the_content_alone_and_names_the_engine_beside_it() -> Non
     """Standard output is the file; versions, setting and losses are notes."""
     result = treeopt("export", "t.yaml", "--for", "triton")
     assert result.stdout == "{0}, {1}, {0, 0}\n"
-    assert "read by   Triton, tensorrtllm_backend: with TensorRT-LLM to 1.2.x" in result.stderr
+    assert "read by         Triton, tensorrtllm_backend: with TensorRT-LLM to 1.2.x" in result.stderr
     assert "medusa_choices" in result.stderr
-    assert "lost      values" in result.stderr
+    assert "lost            values" in result.stderr
     data = treeopt_json("export", "t.yaml", "--for", "nxdi")
     assert json.loads(data["content"]) == [[0], [1], [0, 0]]
     assert (data["nodes"], data["to"], data["output"]) == (4, "nxdi", None)

@@ -88,7 +88,7 @@ def test_comparison(traces: Calibration) -> None:
     Path("m.json").write_text(json.dumps({"acceptance_histogram": [10, 10, 10]}))
     result = treeopt(*LINE, "--measured", "m.json")
     promised = replay_chain(traces, 2)
-    assert "measured  2.0000" in result.stdout
+    assert "measured        2.0000" in result.stdout
     found = treeopt_json(*LINE, "--measured", "m.json")["comparison"]
     assert found["measured"] == 2.0
     assert found["promised"] == pytest.approx(promised.tokens_per_step, rel=0.05)

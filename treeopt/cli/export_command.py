@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from treeopt.cli.checks import check_suffix, option_of
 from treeopt.cli.console import Console, command
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.engines import ENGINES, SETTINGS
-from treeopt.facts import Column, Part, Table, picked
+from treeopt.facts import Column, Fact, Table, keyed, lines
 from treeopt.files.atomic import write_bytes, write_text
 from treeopt.files.configurations import write_note
 
@@ -92,21 +92,15 @@ def _export_tree(console: Console, tree: str, engine: str, output: str | None, f
         console.note(f"wrote {output}")
     for finding in exported.warnings:
         console.warn(f"warning: {finding}")
-    known = ENGINES[engine]
-    console.note(f"read by   {known.reader}: {known.versions}")
-    console.note(f"setting   {exported.setting}")
-    console.note(f"lost      {known.lost}")
-    console.result(
-        {
-            **picked(record, "nodes", "depth"),
-            "to": engine,
-            **picked(known, "reader", "versions", "lost"),
-            "setting": exported.setting,
-            "findings": exported.warnings,
-            "content": exported.content.decode() if output is None else None,
-            "output": output,
-        }
-    )
+    content = exported.content.decode() if output is None else None
+    _note(console, list(exported.report(record)), {"content": content, "output": output})
+
+
+def _note(console: Console, facts: list[Fact], data: dict[str, Any]) -> None:
+    """Print facts beside the content, and all of a result for programs."""
+    for line in lines(facts):
+        console.note(str(line))
+    console.result({**keyed(facts), **data})
 
 
 def _export_settings(console: Console, engine: str, output: str | None, options: Mapping[str, Any]) -> None:
@@ -126,10 +120,11 @@ def _export_settings(console: Console, engine: str, output: str | None, options:
 
     found = engine_settings(engine, calibration, profile, drafts=options["chain_length"], nodes=options["nodes"])
     comparison = None if options["measured"] is None else _compared(console, options["measured"], found, calibration)
-    _report_settings(console, found, output, table=comparison is None)
+    _write_settings(console, found, output, table=comparison is None)
     if comparison is not None:
-        console.report(*_comparison(comparison))
-    console.result(_settings_data(found, comparison, output))
+        console.report(*comparison.report())
+    data = {"content": found.content if output is None else None, "output": output if found.content else None}
+    _note(console, list(found.report()), data)
 
 
 def _compared(
@@ -148,10 +143,11 @@ def _compared(
     return compare_acceptance(promised(found, calibration, drafts), calibration, measured)
 
 
-def _report_settings(console: Console, found: EngineSettings, output: str | None, *, table: bool) -> None:
-    if output is not None and found.content:
+def _write_settings(console: Console, found: EngineSettings, output: str | None, *, table: bool) -> None:
+    if found.content and output is not None:
         write_text(output, found.content + "\n")
         write_note(output, console.configuration)
+        console.note(f"wrote {output}")
     elif found.content:
         console.say(found.content)
     elif table:
@@ -161,55 +157,5 @@ def _report_settings(console: Console, found: EngineSettings, output: str | None
         console.warn(f"warning: {found.warning}")
     for name, why in found.underived.items():
         console.warn(f"not derived: {name}: {why}")
-    if output is not None:
-        written = f"wrote {output}" if found.content else f"{output} is not written: there is no setting"
-        (console.note if found.content else console.warn)(written)
-    console.note(f"read by   {SETTINGS[found.engine].versions}")
-    if found.replay is not None:
-        where = "" if found.batch is None else f", batch {found.batch}"
-        console.note(f"replay    {found.replay.tokens_per_step:.4f} tokens per step ({found.bound}{where})")
-    for batch, budget in found.budgets.items():
-        figures = f"{budget.tokens_per_step:.4f} tokens per step, speedup {budget.speedup:.3f}"
-        console.note(f"batch {batch:<4}{budget.nodes - 1} drafts: {figures}")
-    for note in found.notes:
-        console.note(f"note      {note}")
-
-
-def _comparison(comparison: AcceptanceComparison) -> Iterator[Part]:
-    interval = comparison.interval
-    spread = "" if interval is None else f" ({interval:.3f} on as many new texts)"
-    difference = comparison.measured / comparison.promised - 1
-    verdict = {True: "as promised", False: "not as promised", None: "no interval of the promise"}
-    yield f"promised  {comparison.promised:.4f} tokens per step{spread}"
-    yield f"measured  {comparison.measured:.4f} ({difference:+.1%}): {verdict[comparison.as_promised]}"
-    if comparison.measured_rates is not None:
-        columns = (
-            Column("drafts accepted, at least", lambda row: row[0]),
-            Column("promised", lambda row: row[1][0], ".4f"),
-            Column("measured", lambda row: row[1][1], ".4f"),
-        )
-        pairs = zip(comparison.promised_rates, comparison.measured_rates, strict=False)
-        yield Table(columns, list(enumerate(pairs, 1)))
-
-
-def _settings_data(
-    found: EngineSettings, comparison: AcceptanceComparison | None, output: str | None
-) -> dict[str, Any]:
-    compared = picked(comparison, "promised", "measured", "as_promised", "promised_rates", "measured_rates")
-    interval = None if comparison is None else comparison.interval
-    compared["interval"] = None if interval is None else [interval.low, interval.high]
-    return {
-        "to": found.engine,
-        "versions": SETTINGS[found.engine].versions,
-        **picked(found, "settings", "batch", "bound", "notes"),
-        "content": found.content if output is None else None,
-        "output": output if found.content else None,
-        **picked(found.replay, "tokens_per_step"),
-        "batches": [
-            {"batch": batch, "drafts": budget.nodes - 1, **picked(budget, "tokens_per_step", "speedup")}
-            for batch, budget in found.budgets.items()
-        ],
-        "chain_tokens_per_step": found.chains,
-        "not_derived": found.underived,
-        **({} if comparison is None else {"comparison": compared}),
-    }
+    if output is not None and not found.content:
+        console.warn(f"{output} is not written: there is no setting")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from treeopt.defaults import HEADS, MODEL
 from treeopt.engines import ANY_DRAFT, EAGLE_DRAFT, SETTINGS
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts
 from treeopt.export.lint import drafter_name
+from treeopt.facts import Fact, picked
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget
 from treeopt.optimize.chains import (
@@ -70,6 +71,30 @@ class EngineSettings:
     warning: str = ""
     engine: str = ""
     chains: tuple[float, ...] = ()
+
+    def report(self) -> Iterator[Fact]:
+        """Who reads the settings, and the steps that replay promises."""
+        yield Fact("read by", SETTINGS[self.engine].versions, key="versions")
+        promise = f"tokens per step ({self.bound}{'' if self.batch is None else f', batch {self.batch}'})"
+        tokens = None if self.replay is None else self.replay.tokens_per_step
+        yield Fact("replay" if self.replay else None, tokens, ".4f", promise, "tokens_per_step")
+        for batch, budget in self.budgets.items():
+            figures = f"{budget.tokens_per_step:.4f} tokens per step, speedup {budget.speedup:.3f}"
+            yield Fact(f"batch {batch}", f"{budget.nodes - 1} drafts: {figures}")
+        for note in self.notes:
+            yield Fact("note", note)
+        batches = [
+            {"batch": batch, "drafts": budget.nodes - 1, **picked(budget, "tokens_per_step", "speedup")}
+            for batch, budget in self.budgets.items()
+        ]
+        for key, value in {
+            "to": self.engine,
+            **picked(self, "settings", "batch", "bound", "notes"),
+            "batches": batches,
+            "chain_tokens_per_step": self.chains,
+            "not_derived": self.underived,
+        }.items():
+            yield Fact(None, value, key=key)
 
     @property
     def content(self) -> str:

@@ -25,6 +25,7 @@ from treeopt.export.growmaps import (
     tree_of_growmap,
 )
 from treeopt.export.lint import Finding, check_exportable
+from treeopt.facts import Fact, picked
 from treeopt.files.choices import choices_text, is_choices, literal, tree_of_literal
 from treeopt.files.read import read_bytes
 from treeopt.files.strict_yaml import read_text, refusal
@@ -68,6 +69,16 @@ class Exported:
     content: bytes
     setting: str
     warnings: tuple[Finding, ...]
+
+    def report(self, tree: Tree) -> Iterator[Fact]:
+        """Who reads the file, and what of the tree is not in it."""
+        known = ENGINES[self.engine]
+        yield Fact("read by", f"{known.reader}: {known.versions}")
+        yield Fact("setting", self.setting, key="setting")
+        yield Fact("lost", known.lost, key="lost")
+        more = {**picked(tree, "nodes", "depth"), **picked(known, "reader", "versions")}
+        for key, value in {**more, "to": self.engine, "findings": self.warnings}.items():
+            yield Fact(None, value, key=key)
 
 
 def export_tree(tree: GivenTree, to: str, *, suffix: str = "") -> Exported:

@@ -6,6 +6,7 @@ chain is also what the formulas of arXiv:2211.17192 predict.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from treeopt.calibration import Calibration
 from treeopt.defaults import KINDS, ONE_NODE, STEP_SIZES
 from treeopt.errors import Code, TreeoptError, counted
-from treeopt.facts import Column, Part, Table
+from treeopt.facts import Column, Fact, Part, Table
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, best_budget, budget_at, check_priced, fastest
 from treeopt.optimize.curve import default_sizes
@@ -143,6 +144,23 @@ class AcceptanceComparison:
     def as_promised(self) -> bool | None:
         """Whether the engine's figure is in the interval of the promise; None without one."""
         return None if self.interval is None else self.interval.low <= self.measured <= self.interval.high
+
+    def report(self) -> Iterator[Part]:
+        """Both figures and the verdict, and the shares of steps."""
+        spread = "" if self.interval is None else f" ({self.interval:.3f} on as many new texts)"
+        verdict = {True: "as promised", False: "not as promised", None: "no interval of the promise"}[self.as_promised]
+        difference = self.measured / self.promised - 1
+        yield Fact("promised", self.promised, ".4f", f"tokens per step{spread}")
+        yield Fact("measured", self.measured, ".4f", f"({difference:+.1%}): {verdict}")
+        if self.measured_rates is not None:
+            columns = (
+                Column("drafts accepted, at least", lambda row: row[0]),
+                Column("promised", lambda row: row[1], ".4f"),
+                Column("measured", lambda row: row[2], ".4f"),
+            )
+            yield Table(columns, list(zip(itertools.count(1), self.promised_rates, self.measured_rates, strict=False)))
+        interval = None if self.interval is None else [self.interval.low, self.interval.high]
+        yield Fact(None, {**vars(self), "as_promised": self.as_promised, "interval": interval}, key="comparison")
 
 
 def replay_chain(calibration: Calibration, drafts: int) -> Replay:
