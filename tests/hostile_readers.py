@@ -19,6 +19,7 @@ import safetensors.torch
 from damage import Damage, damage_arrays, damage_bytes, damage_json, damage_tensors, damage_yaml, damage_zip
 
 from treeopt.calibrate.results import merge_calibrations
+from treeopt.calibrate.shards import load_shard
 from treeopt.cli.configuration import _read as read_options
 from treeopt.export.acceptance import read_acceptance
 from treeopt.export.lint import lint_file
@@ -38,7 +39,6 @@ from treeopt.models.checkpoint import check_files
 from treeopt.models.config_shapes import config_shape
 from treeopt.models.head_files import load_heads
 from treeopt.runs.lock import Lock
-from treeopt.runs.shards import load_shard
 from treeopt.runs.work import Work, unpack_rows
 from treeopt.texts.prompts import PromptSetFile, load_prompts
 from treeopt.train.checkpoints import check_same, last_checkpoint

@@ -18,6 +18,7 @@ import torch
 from helpers import make_calibration
 from report_pages import COMPARISON, DECODING, VALIDATION
 
+from treeopt.calibrate.shards import CalibrationShard, Shard, save_shard
 from treeopt.defaults import STEP_SIZES
 from treeopt.drafter import MAX_MATCH, Drafter, Level
 from treeopt.drafting.count import NgramCounts
@@ -29,8 +30,8 @@ from treeopt.files.tensors import write_arrays
 from treeopt.files.trees import policy_yaml, tree_yaml
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.policy import PolicyExpected, TreePolicy
-from treeopt.runs.shards import CalibrationShard, Shard, save_shard
 from treeopt.runs.work import pack_rows
+from treeopt.texts.prompts import Skipped
 from treeopt.traces import StepTraces, TargetTraces
 from treeopt.tree import Expected, Tree
 from treeopt.verify.buffers import compile_ranks, save_buffers
@@ -107,7 +108,7 @@ def calibrations() -> list[bytes]:
 
 def shards() -> list[bytes]:
     """A shard of a calibration."""
-    skipped = ({"prompt_id": "set:1", "tokens": 9, "reason": "long"},)
+    skipped = (Skipped("set:1", 9, "long"),)
     made = []
     for count in (1, 2):
         part = CalibrationShard(_calibrations()[0], Shard(0, count), 3, {"batch_size": 2}, 3, 1, skipped, skipped)

@@ -12,11 +12,11 @@ from runs import Cut
 from tiny import chat_base, random_heads
 
 from treeopt.calibrate.pipeline import run_calibration
+from treeopt.calibrate.shards import Shard
 from treeopt.drafting.learn import Learning
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.auto_batch import AutoBatch
 from treeopt.models.base import Base
-from treeopt.runs.shards import Shard
 from treeopt.runs.work import Work
 from treeopt.train.distill import distill
 

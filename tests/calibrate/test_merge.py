@@ -12,10 +12,11 @@ from helpers import make_calibration
 from looped import looped
 
 from treeopt.calibrate.results import merge_calibrations, merge_shards
+from treeopt.calibrate.shards import CalibrationShard, Shard, save_shard
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import save_calibration
-from treeopt.runs.shards import CalibrationShard, Shard, save_shard
+from treeopt.texts.prompts import Skipped
 
 SETTINGS = {"batch_size": 2, "eos": [1]}
 
@@ -28,8 +29,8 @@ def traced(number: int, **configuration: Any) -> Calibration:
 
 def part(index: int, count: int, *, batches: int = 2, settings: Any = None, **configuration: Any) -> CalibrationShard:
     """A shard with one text, in which one later turn was left out."""
-    skipped = ({"prompt_id": "set:long", "tokens": 900, "reason": "too long"},)
-    turns = ({"prompt_id": f"set:{index:08}.1", "tokens": 800, "reason": "turn"},)
+    skipped = (Skipped("set:long", 900, "too long"),)
+    turns = (Skipped(f"set:{index:08}.1", 800, "turn"),)
     shard = Shard(index, count)
     return CalibrationShard(traced(index, **configuration), shard, batches, settings or SETTINGS, 1, 4, skipped, turns)
 

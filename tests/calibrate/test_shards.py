@@ -13,12 +13,12 @@ from tiny import chat_base
 
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibrate.results import merge_calibrations
+from treeopt.calibrate.shards import Shard, load_shard, save_shard
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import load_calibration, save_calibration
 from treeopt.models.base import Base
-from treeopt.runs.shards import Shard, load_shard, save_shard
 from treeopt.texts.prompts import Prompt, PromptSet
 
 NEW = 10

@@ -23,6 +23,7 @@ from treeopt.calibrate.pipeline import (
     job_of,
     run_calibration,
 )
+from treeopt.calibrate.shards import Shard
 from treeopt.calibration import Provenance
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
@@ -31,7 +32,6 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.auto_batch import AutoBatch
 from treeopt.progress import Progress, silent
 from treeopt.runs.processes import Processes
-from treeopt.runs.shards import Shard
 from treeopt.runs.work import Chunk, Work
 from treeopt.texts.encode import Text
 

@@ -26,6 +26,7 @@ from refusals import refusal_of
 from safetensors.numpy import save_file
 from tiny import chat_base, random_heads, tiny_base
 
+from treeopt.calibrate.shards import CalibrationShard, Shard, save_shard
 from treeopt.decode.decoder import Step, TreeDecoder
 from treeopt.decode.generate import tree_generate
 from treeopt.drafter import Drafter
@@ -38,7 +39,6 @@ from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.files.trees import save_tree
 from treeopt.models.adapters import adapter_files
 from treeopt.models.head_files import save_heads
-from treeopt.runs.shards import CalibrationShard, Shard, save_shard
 from treeopt.tree import Tree
 
 Patch = pytest.MonkeyPatch

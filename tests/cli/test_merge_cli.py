@@ -11,9 +11,9 @@ from helpers import random_calibration, stretches
 from looped import looped
 from program import error_number, error_of, treeopt, treeopt_json
 
+from treeopt.calibrate.shards import CalibrationShard, Shard, save_shard
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import load_calibration, save_calibration
-from treeopt.runs.shards import CalibrationShard, Shard, save_shard
 
 SETTINGS = {"model_id": "m", "batch_size": 2, "answers": "greedy", "rows": [0, 59]}
 

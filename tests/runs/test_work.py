@@ -20,10 +20,10 @@ from owners import owner
 from refusals import refusal_of
 from torn import TORN
 
+from treeopt.calibrate.shards import Shard
 from treeopt.cli.console import Console
 from treeopt.cli.work_options import ending_work
 from treeopt.errors import Code, TreeoptError
-from treeopt.runs.shards import Shard
 from treeopt.runs.work import Chunk, Work, chunk_name, pack_rows, unpack_rows
 
 SETTINGS = {"batch_size": 2, "learning": {"seed": 0}, "rows": [0, 7]}
@@ -320,27 +320,6 @@ def test_stop_outside_chunks(tmp_path: Path) -> None:
         work.stop()
     with pytest.raises(KeyboardInterrupt):
         Work(tmp_path / "other.safetensors").stop()
-
-
-@looped(
-    "name",
-    [
-        "../answers-000000",
-        "/answers-000000",
-        "answers-000000/../x",
-        "answers-1",
-        "",
-        "answers-000000\n",
-        "answers-\u0660\u0660\u0660\u0660\u0660\u0660",
-    ],
-)
-def test_names_of_chunks_are_those_of_the_folder(tmp_path: Path, name: str) -> None:
-    """A name that leads outside the folder, or is no chunk's, is refused before anything is made or written."""
-    work = begun(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match="not the name of a chunk"):
-        work.chunk(name, refused)
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.slow

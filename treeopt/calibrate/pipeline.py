@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibrate.results import CalibrationRun
+from treeopt.calibrate.shards import CalibrationShard, Shard
 from treeopt.calibration import Calibration, Provenance
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Proposer
@@ -34,7 +35,6 @@ from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress, silent
-from treeopt.runs.shards import CalibrationShard, Shard
 from treeopt.runs.work import ALONE, BatchRun, Chunk, Work, damaged_part, pack_rows, unpack_rows
 from treeopt.texts.answers import AnswerOptions, answer_batch, answer_batches, collect
 from treeopt.texts.encode import Text, encode_prompts
@@ -226,8 +226,7 @@ def calibrate(job: Job) -> CalibrationRun | None:
     num_heads = 0 if job.heads is None else job.heads.num_heads
     part = None
     if shard is not None:
-        left_out = tuple(map(vars, skipped)), tuple(map(vars, turns))
-        part = CalibrationShard(calibration, shard, len(formed), settings, num_heads, cut, *left_out)
+        part = CalibrationShard(calibration, shard, len(formed), settings, num_heads, cut, skipped, tuple(turns))
     return CalibrationRun(calibration, (*skipped, *turns), cut, num_heads, learned, tuple(texts), part)
 
 

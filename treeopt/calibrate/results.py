@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treeopt.calibrate.shards import SCHEMA, CalibrationShard, Shard, load_shard
 from treeopt.calibration import Calibration
 from treeopt.defaults import DEFAULT_TOP_K, HEADS
 from treeopt.errors import Code, TreeoptError, counted
@@ -22,7 +23,6 @@ from treeopt.files.strict_yaml import schema_of
 from treeopt.optimize.build_report import reliability_text
 from treeopt.optimize.chains import chain_parts, predict_chains
 from treeopt.optimize.per_step import calibration_error
-from treeopt.runs.shards import SCHEMA, CalibrationShard, Shard, load_shard
 from treeopt.texts.prompts import Skipped, skipped_text
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class CalibrationRun:
     heads: int  # H; a drafter may have more levels
     learned: Learned | None = None  # with `learning`
     texts: tuple[Text, ...] = ()  # the prompts with their answers
-    part: CalibrationShard | None = None  # with `shard`, what `treeopt.runs.shards.save_shard` writes
+    part: CalibrationShard | None = None  # with `shard`, what `treeopt.calibrate.shards.save_shard` writes
 
 
 _Parts = Sequence[tuple[str, CalibrationShard]]  # names of files, and shards
@@ -64,7 +64,7 @@ def merge_calibrations(paths: Sequence[str | os.PathLike[str]]) -> CalibrationRu
 
     Example:
         >>> import treeopt
-        >>> from treeopt.runs.shards import Shard, save_shard
+        >>> from treeopt.calibrate.shards import Shard, save_shard
         >>> for i in range(2):
         ...     run = treeopt.run_calibration(
         ...         "pocket", "pocket", ["import os", "def main():"], max_new_tokens=12, batch_size=1, shard=Shard(i, 2)
@@ -93,8 +93,7 @@ def merge_shards(parts: _Parts) -> CalibrationRun:
     _check_same(parts)
     _check_whole(parts)
     ordered = sorted((part for _, part in parts), key=lambda part: part.shard.index)
-    turns = [Skipped(**one) for part in ordered for one in part.turns_skipped]
-    skipped = (*(Skipped(**one) for one in ordered[0].skipped), *turns)
+    skipped = (*ordered[0].skipped, *(one for part in ordered for one in part.turns_skipped))
     calibration = _merged(part.calibration for part in ordered)
     return CalibrationRun(calibration, skipped, ordered[0].answers_cut, ordered[0].heads)
 

@@ -181,8 +181,8 @@ def _save(
     configuration: Mapping[str, Any],
 ) -> None:
     """Write the learned drafter, if any, and the calibration, which names its drafter's file."""
+    from treeopt.calibrate.shards import save_shard
     from treeopt.files.calibrations import save_calibration
-    from treeopt.runs.shards import save_shard
 
     if run.learned is not None:
         assert drafter_file is not None

@@ -42,8 +42,7 @@ Chunk = tuple[Mapping[str, NDArray[Any]], Mapping[str, Any]]  # arrays, and data
 
 _SCHEMA = "treeopt.chunk/1"
 _NOTE = "begun.json"
-_NAME = re.compile(r"[a-z]+-[0-9]{6,}")
-_CHUNK = re.compile(rf"{_NAME.pattern}\.safetensors")
+_CHUNK = re.compile(r"[a-z]+-[0-9]{6,}\.safetensors")
 _TEMPORARY = re.compile(rf"\.({re.escape(_NOTE)}|{_CHUNK.pattern})\..+")  # of an atomic write that was killed
 _VISIBLE = 60.0  # seconds in which a file of one machine is seen by the others; NFS keeps names for up to 30
 _POLL = 0.1  # seconds between two looks
@@ -308,8 +307,6 @@ class Work(BatchRun[Chunk]):
             self.folder.rmdir()
 
     def _file(self, name: str) -> Path:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not the name of a chunk, such as answers-000000")
         return self.folder / f"{name}.safetensors"
 
     def _waiting(self) -> None:

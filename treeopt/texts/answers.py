@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from treeopt.errors import check_counts
@@ -184,13 +185,9 @@ def sample_texts(base: Base, texts: Sequence[Text], max_new_tokens: int, *, temp
 
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
     """Prompts padded on the left for `generate`: ids and mask, int64 [B, T]."""
-    longest = max(map(len, prompts))
-    ids = torch.full((len(prompts), longest), pad_id)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-        mask[row, longest - len(prompt) :] = 1
-    return ids, mask
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    ids = pad_sequence(rows, batch_first=True, padding_value=pad_id, padding_side="left")
+    return ids, pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
 
 
 def cut_at_end(answer: list[int], eos_ids: Sequence[int]) -> list[int]:
@@ -208,10 +205,8 @@ def _length(text: Text) -> tuple[int, str]:
 def hidden_states(base: Base, texts: Sequence[Text]) -> list[Tensor]:
     """Hidden states of the answers, one [G, d] a text: row i is the state that predicts answer token i."""
     # The last token is left out, as none follows it. A causal model does not attend to padding on the right.
-    inputs = [text.prompt + text.answer[:-1] for text in texts]
-    ids = torch.full((len(texts), max(map(len, inputs))), base.pad_id)
-    for row, tokens in enumerate(inputs):
-        ids[row, : len(tokens)] = torch.tensor(tokens)
+    inputs = [torch.tensor(text.prompt + text.answer[:-1]) for text in texts]
+    ids = pad_sequence(inputs, batch_first=True, padding_value=base.pad_id)
     logits, hidden = base.forward(ids.to(base.device), use_cache=False, logits_to_keep=1)
     base.check_finite(logits, hidden)
     check_states_fit(base, hidden)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field
 
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import Contents, calibration_from, content_of
-from treeopt.files.strict_yaml import Schema, of_json, reading
+from treeopt.files.strict_yaml import of_json, reading
 from treeopt.files.tensors import read_arrays, write_arrays
+from treeopt.texts.prompts import Skipped
 
 SCHEMA = "treeopt.shard/1"
 
@@ -53,7 +54,7 @@ class CalibrationShard:
         settings: all that the traces of the run depend on; equal in all shards of the run.
         heads: H; a drafter may have more levels.
         answers_cut: number of given answers of the whole run that were cut at the token budget.
-        skipped: prompts of the whole run that were left out, in the fields of `treeopt.texts.prompts.Skipped`.
+        skipped: prompts of the whole run that were left out.
         turns_skipped: later turns of this shard's dialogues that were left out.
     """
 
@@ -63,14 +64,8 @@ class CalibrationShard:
     settings: Mapping[str, Any]
     heads: int
     answers_cut: int = 0
-    skipped: tuple[Mapping[str, Any], ...] = field(default=())
-    turns_skipped: tuple[Mapping[str, Any], ...] = field(default=())
-
-
-class _SkippedHeader(Schema):
-    prompt_id: str
-    tokens: int
-    reason: str
+    skipped: tuple[Skipped, ...] = ()
+    turns_skipped: tuple[Skipped, ...] = ()
 
 
 class _ShardHeader(Contents):
@@ -81,8 +76,8 @@ class _ShardHeader(Contents):
     settings: dict[str, Any]
     heads: int
     answers_cut: int
-    skipped: list[_SkippedHeader]
-    turns_skipped: list[_SkippedHeader]
+    skipped: tuple[Skipped, ...]
+    turns_skipped: tuple[Skipped, ...]
 
 
 def save_shard(part: CalibrationShard, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -91,7 +86,7 @@ def save_shard(part: CalibrationShard, path: str | os.PathLike[str], *, overwrit
     header |= {
         **{"schema": SCHEMA, "shard": part.shard.index, "shards": part.shard.count, "settings": dict(part.settings)},
         **{name: getattr(part, name) for name in ("batches", "heads", "answers_cut")},
-        **{name: list(map(dict, getattr(part, name))) for name in ("skipped", "turns_skipped")},
+        **{name: list(map(vars, getattr(part, name))) for name in ("skipped", "turns_skipped")},
     }
     write_arrays(path, arrays, header, overwrite=overwrite)
 
@@ -107,6 +102,6 @@ def load_shard(path: str | os.PathLike[str]) -> CalibrationShard:
             settings=header.settings,
             heads=header.heads,
             answers_cut=header.answers_cut,
-            skipped=tuple(one.model_dump() for one in header.skipped),
-            turns_skipped=tuple(one.model_dump() for one in header.turns_skipped),
+            skipped=header.skipped,
+            turns_skipped=header.turns_skipped,
         )
