@@ -203,5 +203,5 @@ def test_missing_draft_model_is_named_as_such(load: Callable[..., Base | None]) 
     with pytest.raises(TreeoptError) as caught:
         load("./missing", tiny_base("llama", 0))
     assert caught.value.code is Code.FILE_MISSING
-    assert "there is no draft model ./missing" in caught.value.what
+    assert "there is no model ./missing" in caught.value.what
     assert "--model" not in str(caught.value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from looped import looped
@@ -79,16 +77,6 @@ def test_rank_beyond_the_devices_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert "LOCAL_RANK=2" in caught.value.why
     assert "there are 2 devices" in caught.value.why
     assert "--nproc-per-node 2" in caught.value.fix
-
-
-@looped("rank, count", itertools.product(["", "one", "-1", "1.5", "²", "9" * 5000], [0, 1]))
-def test_rank_that_is_no_number_is_refused(rank: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A LOCAL_RANK that torchrun did not set is named, with or without an accelerator."""
-    accelerator(monkeypatch, kind="cuda", count=count)
-    monkeypatch.setenv("LOCAL_RANK", rank)
-    with pytest.raises(TreeoptError, match="LOCAL_RANK") as caught:
-        pick_device("auto")
-    assert caught.value.code is Code.DEVICE_UNUSABLE
 
 
 def test_rank_without_accelerator_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

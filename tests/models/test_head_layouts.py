@@ -128,17 +128,6 @@ def test_missing_bias_of_one_block_is_named(tmp_path: Path, layout: str) -> None
     assert f"lacks {lost}" in error.what
 
 
-@looped(
-    "config",
-    [{"medusa_num_heads": 2}, {"num_heads": 2}, {"medusa": {"num_medusa_heads": 2, "num_medusa_layers": 1}}],
-)
-def test_number_of_heads_in_any_config_is_compared(tmp_path: Path, config: dict[str, Any]) -> None:
-    """The entry of each program that contradicts the weights gives a note; the weights are right."""
-    loaded = load_heads(write(tmp_path, made("modelopt"), config))
-    assert loaded.heads.num_heads == HEADS
-    assert any("2 heads, the weights have 3" in note for note in loaded.notes)
-
-
 BACKBONE = {"model.embed_tokens.weight": torch.zeros(VOCAB, HIDDEN), "lm_head.weight": torch.zeros(VOCAB, HIDDEN)}
 
 

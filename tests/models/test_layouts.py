@@ -186,11 +186,10 @@ def test_load_heads_config_of_another_kind(tmp_path: Path, config: object) -> No
 
 @looped("claimed", [2, "three", [3], {"a": 3}, 3.5, True, 10**40])
 def test_load_heads_number_of_another_kind(tmp_path: Path, claimed: object) -> None:
-    """Whatever config.json holds as the number of heads, the weights win and a short note says so."""
+    """Whatever config.json holds as the number of heads, the weights win and nothing is said."""
     loaded = load_heads(write(tmp_path, make_state(), {"medusa_num_heads": claimed, "medusa_num_layers": claimed}))
     assert loaded.heads.num_heads == 3
-    assert len(loaded.notes[0]) < 100
-    assert f"{str(claimed)[:6]} heads, the weights have 3" in loaded.notes[0]
+    assert loaded.notes == ()
 
 
 @looped("base", ["", "x" * 5000, "a\0b"])

@@ -243,7 +243,7 @@ def test_load_prompts_hub_offline(offline: list[object], name: str) -> None:
     error = refusal(name)
     assert (error.code, error.exit_status) == (Code.HUB_UNREACHABLE, EXIT_ENVIRONMENT)
     assert name in error.what
-    assert "--prompts" in error.fix
+    assert "local path" in error.fix
     assert offline == []
 
 

@@ -118,17 +118,11 @@ def _check_options(options: dict[str, Any]) -> None:
 
 def _check_outputs(options: dict[str, Any]) -> None:
     """Check, before any work, that the folders can be written, and at stage 2 that peft is installed."""
-    from treeopt.models.adapters import require_peft
     from treeopt.train import medusa2, run
 
-    again = {"resume": options["resume"], "overwrite": options["force"]}
-    inputs = (*options["data"], options["model"])
-    if options["stage"] == 1:
-        run.check_outputs(Path(options["output"]), inputs, **again)
-        return
-    require_peft()
-    inputs = (*inputs, *([] if options["heads"] is None else [options["heads"]]))
-    medusa2.check_outputs(Path(options["output"]), inputs, **again)
+    check = run.check_outputs if options["stage"] == 1 else medusa2.check_outputs
+    inputs = [name for name in (*options["data"], options["model"], options["heads"]) if name is not None]
+    check(Path(options["output"]), inputs, resume=options["resume"], overwrite=options["force"])
 
 
 def _train(

@@ -227,7 +227,8 @@ class Base:
         ids = torch.arange(min(_TRIED, self.vocab_size, self.context), device=self.device)
         with torch.no_grad():  # not inference_mode, as `check_runs`
             logits, states = self.outputs(ids[None], use_cache=False)
-            return states.ndim == 3 and torch.equal(logits, self.lm_logits(states))
+            fits = states.ndim == 3 and states.shape[-1] == self.hidden_size
+            return fits and torch.equal(logits, self.lm_logits(states))
 
     def not_finite(self, outputs: str = "logits or hidden states") -> TreeoptError:
         """E504 for outputs that are not finite, with the model's name."""
@@ -338,7 +339,7 @@ def load_base(
         raise
     except Exception as error:  # transformers raises many types for a model that cannot be loaded
         if not local and isinstance(error, OSError):
-            raise unreachable(name, "--model", error) from error
+            raise unreachable(name, error) from error
         raise not_loadable(name, error, folder) from error
     shown = os.path.normpath(name) if local and not built_in(name) else name
     base = Base(model, load_tokenizer(name, where, folder, local_files_only=not from_hub), shown, notes, read)

@@ -22,7 +22,6 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 from treeopt.errors import Code, TreeoptError, first_line
 
 _RANK = "LOCAL_RANK"  # number of a process on its machine, set by torchrun
-_LONG = 10  # more digits than any number of a process has
 
 
 def pick_device(name: str) -> torch.device:
@@ -49,7 +48,7 @@ def unusable(device: str, why: str, fix: str = "--device cpu") -> TreeoptError:
 
 def _process_device() -> torch.device:
     """The accelerator of this process's rank, else the CPU."""
-    rank = _local_rank()
+    rank = int(os.environ.get(_RANK, "0"))
     # A build of torch names its accelerator even where the machine has none.
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if found is None:
@@ -68,15 +67,6 @@ def _of_this_process(device: torch.device) -> torch.device:
         return device
     found = _process_device()
     return found if found.type == device.type else device
-
-
-def _local_rank() -> int:
-    given = os.environ.get(_RANK, "0")
-    if not (given.isascii() and given.isdigit() and len(given) < _LONG):
-        what = f"the environment variable {_RANK} is {given!r}, not a number from 0"
-        fix = f"unset {_RANK}, or start the processes with torchrun"
-        raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix=fix)
-    return int(given)
 
 
 DeviceMap: TypeAlias = str | Mapping[str, int | str | torch.device]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -86,29 +84,16 @@ def _kind(given: Any) -> str:
 
 def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "auto") -> Base:
     """The draft model of this name, after `check_draft`."""
-    with _named_as_draft():
-        draft = load_base(name, dtype=dtype, device=device)
+    draft = load_base(name, dtype=dtype, device=device)
     check_draft(base, draft)
     return draft
-
-
-@contextlib.contextmanager
-def _named_as_draft() -> Iterator[None]:
-    """Errors of loading call the model a draft model, and its option --draft."""
-    try:
-        yield
-    except TreeoptError as error:
-        error.what = error.what.replace("there is no base model", "there is no draft model", 1)
-        error.at, error.fix = (part.replace("--model", "--draft") for part in (error.at, error.fix))
-        raise
 
 
 def as_draft(model: GivenModel | None, base: Base) -> Base | None:
     """The draft model from any accepted form of a model, after `check_draft`; None stays None."""
     if model is None:
         return None
-    with _named_as_draft():
-        draft = as_base(model, dtype=base.dtype_name)
+    draft = as_base(model, dtype=base.dtype_name)
     check_draft(base, draft)
     return draft
 

@@ -36,7 +36,6 @@ _WITH_BASE = ("model.safetensors.index.json", VLLM_FILE, "pytorch_model.bin.inde
 _BASE_FILE = re.compile(
     r"(pytorch_)?model.*\.(safetensors|bin)(\.index\.json)?|tokenizer.*|vocab\..*|merges\.txt|spiece\.model"
 )
-_SHOWN = 6  # characters of a wrong number
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class LoadedHeads:
         file: of the weights.
         base: name or folder of the base model in the checkpoint's config; None where it has none.
         fingerprint: of the weights.
-        notes: warnings for the user, such as a config that disagrees with the weights.
+        notes: warnings for the user, such as what vLLM does with these heads.
         joint_base: fingerprint of the base without its adapter, of heads trained with an adapter; None for others.
         layout: title of the layout of the checkpoint; empty where heads were made in Python.
     """
@@ -79,10 +78,6 @@ def load_heads(path: str | os.PathLike[str]) -> LoadedHeads:
     state = {key: load() for key, load in loaders.items() if key.startswith(layout.prefix)}
     config = read_config(file.parent / CONFIG_FILE)
     heads, notes = heads_of(state, layout, config, str(file))
-    claimed = _claimed_heads(config)
-    if claimed is not None and claimed != heads.num_heads:
-        shown = str(claimed)[:_SHOWN]
-        notes.append(f"config.json has {shown} heads, the weights have {heads.num_heads}, which is used")
     if built_in(name):
         base: str | None = POCKET
     elif len(state) < len(loaders) or (file.name == NXDI_FILE and config.get("model_type") is not None):
@@ -125,13 +120,6 @@ def _joint_base(config: dict[str, Any]) -> str | None:
     if not isinstance(made_by, dict) or made_by.get("method") != JOINT_METHOD:
         return None
     return str(made_by.get("base"))
-
-
-def _claimed_heads(config: Mapping[str, Any]) -> Any:
-    """The number of heads in a config, by its name in any layout; None where there is none."""
-    nested = config.get("medusa")  # of ModelOpt
-    inner = nested.get("num_medusa_heads") if isinstance(nested, dict) else None
-    return next((found for found in (config.get("medusa_num_heads"), inner, config.get("num_heads")) if found), None)
 
 
 def _title(layout: HeadsLayout, heads: MedusaHeads) -> str:

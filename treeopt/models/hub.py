@@ -65,49 +65,40 @@ def built_in(name: str) -> Path | None:
 
 def find_heads(name: str, weight_files: tuple[str, ...]) -> Path:
     """The folder or file of a heads checkpoint; `pocket` is the built-in one."""
-    path = here(name)
-    if path is not None:
-        return path
-    if name == POCKET:
-        return pocket() / "heads"
-    if looks_local(name) or "/" not in name:
-        raise TreeoptError(Code.FILE_MISSING, f"there is no heads checkpoint {name}", at=f"--heads {name}")
-    return _from_hub(name, "--heads", allow_patterns=["config.json", *weight_files])
+    known = pocket() / "heads" if name == POCKET else None
+    local = looks_local(name) or "/" not in name
+    return _found(name, "heads checkpoint", known, local, allow_patterns=["config.json", *weight_files])
 
 
 def find_base(name: str) -> Path:
     """The folder of a base model's files: a local one, the built-in one, or the small files of a hub repository."""
-    path = here(name)
+    known = built_in(name)
+    return _found(name, "model", known, looks_local(name), allow_patterns=["*.json"], ignore_patterns=["*/*"])
+
+
+def _found(name: str, kind: str, known: Path | None, local: bool, **patterns: list[str]) -> Path:
+    """A local path, else the built-in folder, else these files of a repository, downloaded where the hub answers."""
+    path = here(name) or known
     if path is not None:
         return path
-    folder = built_in(name)
-    if folder is not None:
-        return folder
-    if looks_local(name):
-        raise TreeoptError(Code.FILE_MISSING, f"there is no base model {name}", at=f"--model {name}")
-    return _from_hub(name, "--model", allow_patterns=["*.json"], ignore_patterns=["*/*"])
-
-
-def _from_hub(name: str, option: str, **patterns: list[str]) -> Path:
-    """The folder of a repository's files in the cache, downloaded where the hub answers; E301 where there are none."""
+    if local:
+        raise TreeoptError(Code.FILE_MISSING, f"there is no {kind} {name}")
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, **patterns, local_files_only=not hub_reachable()))
     except Exception as error:  # the client raises many types
-        raise unreachable(name, option, error) from error
+        raise unreachable(name, error) from error
 
 
-def unreachable(name: str, option: str, error: Exception) -> TreeoptError:
+def unreachable(name: str, error: Exception) -> TreeoptError:
     """E301: the hub did not answer, or the error of its client."""
     if hub_reachable():
-        what = f"{name} cannot be loaded from the hub"
-        fix = f"check the name, or use a local path for {option}"
-        return TreeoptError(Code.HUB_UNREACHABLE, what, at=f"{option} {name}", why=first_line(error), fix=fix)
+        what, fix = f"{name} cannot be loaded from the hub", "check the name, or use a local path"
+        return TreeoptError(Code.HUB_UNREACHABLE, what, why=first_line(error), fix=fix)
     return TreeoptError(
         Code.HUB_UNREACHABLE,
         f"{name!r} is not a path here and not in the cache, and the hub cannot be reached",
-        at=f"{option} {name}",
         why="offline mode is on, or the hub did not answer within 4 s",
-        fix=f"use a local path for {option}, or repeat with a connection",
+        fix="use a local path, or repeat with a connection",
     )

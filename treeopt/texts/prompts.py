@@ -274,7 +274,7 @@ def _fetch_set(name: str, description: Path) -> Path:
     try:
         got = hf_hub_download(described.repository, described.file, repo_type="dataset", local_files_only=offline)
     except Exception as error:  # the client raises many types; all mean that the file is not available
-        raise unreachable(name, "--prompts", error) from error
+        raise unreachable(name, error) from error
     return Path(got)
 
 
@@ -339,7 +339,7 @@ def _read_parquet(path: Path, raw: bytes) -> list[Any]:
 def _read_dataset(name: str) -> tuple[str, list[Any]]:
     """Rows of a hub data set: of the split after a colon, else of the first of `test`, `validation` and `train`."""
     if not hub_reachable():
-        raise unreachable(name, "--prompts", ConnectionError("not reachable"))
+        raise unreachable(name, ConnectionError("not reachable"))
     import datasets
 
     repository, _, split = name.partition(":")
@@ -348,7 +348,7 @@ def _read_dataset(name: str) -> tuple[str, list[Any]]:
         chosen = split or next(s for s in ("test", "validation", "train", *names) if s in names)
         rows = datasets.load_dataset(repository, split=chosen).to_list() if chosen in names else None
     except Exception as error:  # the client raises many types; all mean that the data set is not available
-        raise unreachable(name, "--prompts", error) from error
+        raise unreachable(name, error) from error
     if rows is None:
         what = f"the data set {repository} has no split {split!r}"
         raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"it has {', '.join(names)}", fix=f"{repository}:{names[0]}")

@@ -6,6 +6,7 @@ import copy
 import functools
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.outputs import check_no_input
 from treeopt.models.adapters import ADAPTER_FOLDER, check_adapter_writable, require_peft
 from treeopt.models.compatibility import check_heads_fit
 from treeopt.models.devices import check_one_device
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads, name_of
-from treeopt.models.head_files import JOINT_METHOD, WEIGHT_FILES, LoadedHeads
+from treeopt.models.head_files import JOINT_METHOD, LoadedHeads
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.tensors import fingerprint
 from treeopt.progress import Progress, silent
@@ -222,7 +222,6 @@ def train_jointly(
     settings = JointSettings() if settings is None else settings
     if not isinstance(settings, JointSettings):
         raise TypeError(f"settings are treeopt.JointSettings, not an object of type {type(settings).__name__}")
-    require_peft()
     place = Path(folder)
     first = None if heads is None else as_heads(heads)
     _check_all_tokens(first)
@@ -270,11 +269,10 @@ def _check_all_tokens(heads: LoadedHeads | None) -> None:
     raise TreeoptError(Code.HEADS_MISMATCH, what, why=why, fix="train heads of stage 1, or start with new ones")
 
 
-def check_outputs(folder: Path, inputs: tuple[str, ...], *, resume: bool, overwrite: bool) -> None:
-    """Check, before any work, that a run of stage 2 can begin or continue in a folder."""
+def check_outputs(folder: Path, inputs: Sequence[str], *, resume: bool, overwrite: bool) -> None:
+    """Check, before any work, that peft is installed, and a run of stage 2 can begin or continue in a folder."""
+    require_peft()
     run.check_outputs(folder, inputs, resume=resume, overwrite=overwrite)
-    for name in inputs:
-        check_no_input(folder / WEIGHT_FILES[0], name)
     check_adapter_writable(folder / ADAPTER_FOLDER, overwrite=overwrite or resume)
 
 

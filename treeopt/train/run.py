@@ -27,7 +27,7 @@ from treeopt.errors import Code, TreeoptError, disk_full
 from treeopt.files.atomic import check_space, check_writable
 from treeopt.files.outputs import check_no_input
 from treeopt.models.base import Base
-from treeopt.models.head_files import CONFIG_FILE, check_heads_writable
+from treeopt.models.head_files import CONFIG_FILE, WEIGHT_FILES, check_heads_writable
 from treeopt.progress import Progress
 from treeopt.runs.lock import Lock
 from treeopt.train import checkpoints
@@ -159,8 +159,8 @@ def check_outputs(folder: Path, inputs: Sequence[str], *, resume: bool, overwrit
         check_writable(folder / METRICS_FILE, overwrite=overwrite or resume)
     for name in inputs:
         path = Path(os.path.realpath(Path(name).expanduser()))
-        check_no_input(folder / METRICS_FILE, path)
-        check_no_input(folder / CONFIG_FILE, path)
+        for file in (METRICS_FILE, CONFIG_FILE, WEIGHT_FILES[0]):
+            check_no_input(folder / file, path)
         if os.path.exists(path) and removed in (path, *path.parents):
             what = f"{name} lies among the checkpoints, which are deleted at the end of the run"
             raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it elsewhere, or choose another folder with -o")

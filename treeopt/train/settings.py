@@ -60,9 +60,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_seed(self.seed)
         check_counts(**{name: getattr(self, name) for name in _COUNTS})
-        for name in ("epochs", "learning_rate"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} {getattr(self, name)!r}: it must be a finite number above 0")
+        _check_positive(epochs=self.epochs, learning_rate=self.learning_rate)
         if not 0 <= self.warmup < 1 or not 0 <= self.weight_decay < math.inf:
             given = f"warmup {self.warmup!r}, weight_decay {self.weight_decay!r}"
             raise ValueError(f"{given}: both must be 0 or more, and warmup below 1")
@@ -74,6 +72,12 @@ class Settings:
     def short_seed(self) -> int:
         """The seed in 32 bits."""
         return self.seed % _SEEDS
+
+
+def _check_positive(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} {value!r}: it must be a finite number above 0")
 
 
 def steps_of(settings: Settings, texts: int) -> int:
@@ -122,9 +126,7 @@ class JointSettings(Settings):
         super().__post_init__()
         check_counts(rank=self.rank)
         weight = 1.0 if self.heads_weight is None else self.heads_weight
-        for name, value in (("alpha", self.alpha), ("heads_rate", self.heads_rate), ("heads_weight", weight)):
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} {value!r}: it must be a finite number above 0")
+        _check_positive(alpha=self.alpha, heads_rate=self.heads_rate, heads_weight=weight)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout {self.dropout!r}: it must be 0 or more, and below 1")
         if self.heads_schedule is not None:
