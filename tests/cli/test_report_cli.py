@@ -148,7 +148,7 @@ def changed(data: dict[str, Any], **more: Any) -> str:
     [
         ("validate.json", changed(COMPARISON), "validation", "is not a result of treeopt validate"),
         ("validate.json", changed(VALIDATION, texts="many"), "validation", "texts: Input should be a valid integer"),
-        ("validate.json", changed(VALIDATION, speedup=float("inf")), "validation", "Infinity is not a number of JSON"),
+        ("validate.json", changed(VALIDATION, speedup=float("inf")), "validation", "Infinity is not a finite number"),
         ("compare.json", changed(COMPARISON, rows=[]), "comparison", "rows: "),
         ("generate.json", changed(DECODING, steps=[]), "decoding", "steps: "),
         ("generate.json", "[" * 100_000, "decoding", "is not JSON"),

@@ -34,7 +34,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     [
         ("plain τ é\n\tline", "plain τ é\n\tline"),
         (ESCAPE, SHOWN),
-        ("\x00\r\x08\x7f\x9b", "\\x00\\x0d\\x08\\x7f\\x9b"),
+        ("\x00\r\x08\x7f\x9b", "\\x00\\r\\x08\\x7f\\x9b"),
         ("\u202eevil\u2066", "\\u202eevil\\u2066"),
         ("\udc80", "\\udc80"),
         ("a\u2028b", "a\\u2028b"),
@@ -48,7 +48,7 @@ def test_printable(text: str, shown: str) -> None:
 
 def test_printable_cell_has_no_separators() -> None:
     """A cell of a table cannot add columns or rows."""
-    assert printable_cell("a\tb\nc") == "a\\x09b\\x0ac"
+    assert printable_cell("a\tb\nc") == "a\\tb\\nc"
 
 
 def test_tree_file_cannot_steer_the_terminal() -> None:
@@ -212,4 +212,4 @@ def test_full_standard_error_leaves_the_status(arguments: list[str], status: int
 def test_cells_of_tables_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     """A prompt's category cannot colour a table, nor add a column or a row to it."""
     Console(False, False).table(["category", "texts"], [[f"{ESCAPE}\ta\nb", "1"]])
-    assert capsys.readouterr().out.splitlines() == ["category\ttexts", f"{SHOWN}\\x09a\\x0ab\t1"]
+    assert capsys.readouterr().out.splitlines() == ["category\ttexts", f"{SHOWN}\\ta\\nb\t1"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.checks import check_belongs, check_static_only, check_suffix, given
+from treeopt.cli.checks import check_belongs, check_suffix, given
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.options import (
@@ -191,7 +191,7 @@ def _run_dynamic(console: Console, options: dict[str, Any]) -> None:
     from treeopt.optimize.build_report import few_texts, policy_report
     from treeopt.optimize.tree_builder import build_tree
 
-    check_static_only((*_STATIC, "engine"))
+    check_belongs((*_STATIC, "engine"), "--kind static", holds=False)
     calibration = _calibration(options)
     policy, pays = _policy(console, options, calibration)
     plan = policy if pays else build_tree(calibration, ONE_NODE)
@@ -230,7 +230,7 @@ def _run_auto(console: Console, options: dict[str, Any]) -> None:
     check_belongs(("engine",), "a build without --drafter auto", holds=False)
     kinds = (options["kind"],) if given("kind") else KINDS
     if KINDS[0] not in kinds:
-        check_static_only(_STATIC)
+        check_belongs(_STATIC, "--kind static", holds=False)
     sized = given("nodes") and isinstance(options["nodes"], int)
     job = BuildJob(nodes=options["nodes"] if sized else None, **_limits(options))
     calibrations = [load_calibration(file) for file in options["calibrations"]]

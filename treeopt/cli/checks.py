@@ -72,11 +72,6 @@ def check_belongs(names: tuple[str, ...], to: str, holds: bool) -> None:
         raise click.UsageError(f"{found[0]} belongs to {to}")
 
 
-def check_static_only(names: Sequence[str]) -> None:
-    """Raise a usage error for options that only --kind static uses."""
-    check_belongs(tuple(names), "--kind static", holds=False)
-
-
 # Parameters that name files or models to read.
 INPUT_OPTIONS = (
     *("heads", "model", "adapter", "draft", "prompts", "prompts_learn", "responses", "exclude", "data"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.checks import check_static_only, check_suffix, given
+from treeopt.cli.checks import check_belongs, check_suffix, given
 from treeopt.cli.console import Console, command
 from treeopt.cli.options import (
     calibration_option,
@@ -110,6 +110,6 @@ def _methods(options: dict[str, Any]) -> Sequence[Method] | None:
     from treeopt.optimize.select_method import candidates
 
     if options["kind"] == KINDS[1]:
-        check_static_only(("values", "weights", "max_rank"))
+        check_belongs(("values", "weights", "max_rank"), "--kind static", holds=False)
         return None
     return candidates(options["values"], options["weights"], exactly=given("values") and given("weights"))

@@ -22,6 +22,7 @@ import click
 import treeopt
 from treeopt.cli.console import Console, command
 from treeopt.errors import EXIT_ENVIRONMENT, first_line
+from treeopt.files.atomic import nearest
 from treeopt.version import VERSION
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -85,20 +86,19 @@ def check_versions() -> Iterator[Check]:
 
     yield Check("treeopt", OK, VERSION)
     yield Check("python", OK, f"{platform.python_version()} ({sys.executable})")
-    needed = [Requirement(text) for text in importlib.metadata.requires("treeopt") or ()]
-    needed = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
-    found = {one.name: _version(one.name) for one in needed}
-    met = {one.name for one in needed if found[one.name] and one.specifier.contains(found[one.name], prereleases=True)}
-    wrong = [one for one in needed if one.name not in met]
-    for name in SHOWN:
-        if all(name != one.name for one in wrong):
-            yield Check(name, OK, importlib.metadata.version(name))
-    if not wrong:
+    met = True
+    for one in map(Requirement, importlib.metadata.requires("treeopt") or ()):
+        if one.marker is not None and not one.marker.evaluate({"extra": ""}):
+            continue
+        found = _version(one.name)
+        if not found or not one.specifier.contains(found, prereleases=True):
+            met, needs = False, f"{one.name}{one.specifier}"
+            here = f"{found or 'not installed'}; treeopt needs {needs}"
+            yield Check(one.name, FAIL, here, f"pip install --upgrade '{needs}'")
+        elif one.name in SHOWN:
+            yield Check(one.name, OK, found)
+    if met:
         yield Check("packages", OK, "all that treeopt requires are installed")
-    for one in wrong:
-        needs = f"{one.name}{one.specifier}"
-        here = f"{found[one.name] or 'not installed'}; treeopt needs {needs}"
-        yield Check(one.name, FAIL, here, f"pip install --upgrade '{needs}'")
 
 
 def _version(name: str) -> str:
@@ -184,7 +184,7 @@ def check_cache() -> Iterator[Check]:
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE)
-    known = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    known = nearest(folder)
     free = shutil.disk_usage(known).free
     if not os.access(known, os.W_OK):
         yield Check("cache", WARN, f"{folder} cannot be written: no model is downloaded", "export HF_HOME=FOLDER")
@@ -203,13 +203,11 @@ def check_compiler() -> Iterator[Check]:
 
 
 def check_programs() -> Iterator[Check]:
-    needed = {
-        "dot": ("render writes .svg and .dot, but no .png or .pdf", "install graphviz, such as: apt install graphviz"),
-        "peft": ("no train --stage 2, and no --adapter", "pip install 'treeopt[train]'"),
-    }
-    for name, found in (("dot", shutil.which("dot") or ""), ("peft", _version("peft"))):
-        without, fix = needed[name]
-        yield _found(name, found or f"not installed: {without}", bool(found), fix)
+    dot, peft = shutil.which("dot") or "", _version("peft")
+    without = "not installed: render writes .svg and .dot, but no .png or .pdf"
+    yield _found("dot", dot or without, bool(dot), "install graphviz, such as: apt install graphviz")
+    without = "not installed: no train --stage 2, and no --adapter"
+    yield _found("peft", peft or without, bool(peft), "pip install 'treeopt[train]'")
 
 
 def check_decoding() -> Iterator[Check]:

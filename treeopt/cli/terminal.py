@@ -30,7 +30,7 @@ _LAYOUT = "\n\t"
 
 def printable(text: str, *, keep: str = _LAYOUT) -> str:
     """The text with every control character escaped, such as `\\x1b`, except those in `keep`."""
-    return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escaped(found[0]), text)
+    return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 
 def printable_cell(text: str) -> str:
@@ -80,11 +80,6 @@ def closed_output() -> io.TextIOWrapper:
     """A stream in place of a closed standard output: what is written to it is E404, as it is E403 on a full disk."""
     unwritable = os.open(os.devnull, os.O_RDONLY)  # until another file takes its number, as `treeopt.cli.app.run` does
     return io.TextIOWrapper(io.BufferedWriter(_Closed(unwritable, "w")), encoding="utf-8")
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 _HEARTBEAT_SECONDS = 30.0

@@ -65,14 +65,14 @@ def _probe_name(target: Path) -> None:
 
 def check_space(folder: str | os.PathLike[str], needed: int, what: str = "a file") -> None:
     """Raise E403 where the disk of a folder, which need not exist yet, has fewer bytes free than `what` needs."""
-    usage = shutil.disk_usage(_nearest(Path(folder)))
+    usage = shutil.disk_usage(nearest(Path(folder)))
     if usage.total and usage.free < needed:  # virtual file systems have no size
         said = f"{what} needs {in_words(needed)} on disk, and {in_words(usage.free)} are free"
         fix = "make room, or write to another disk with -o"
         raise TreeoptError(Code.OUT_OF_MEMORY, said, at=str(folder), fix=fix)
 
 
-def _nearest(folder: Path) -> Path:
+def nearest(folder: Path) -> Path:
     """The folder, or the first above it that exists."""
     return next(place for place in (folder, *folder.absolute().parents) if place.exists())
 
@@ -96,7 +96,7 @@ def unwritable(path: str | os.PathLike[str], error: OSError) -> TreeoptError:
 def check_folder(path: str | os.PathLike[str]) -> Path:
     """The folder, after checking before any work that it exists or can be made; else E204."""
     folder = Path(path)
-    known = _nearest(folder)
+    known = nearest(folder)
     if not known.is_dir():
         raise TreeoptError(Code.FILE_UNWRITABLE, f"{known} is a file, not a folder", fix="name another folder with -o")
     if not os.access(known, os.W_OK):

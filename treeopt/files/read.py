@@ -10,12 +10,14 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import select
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, NoReturn
+from typing import Any
 
 from treeopt.errors import Code, TreeoptError
 
@@ -132,7 +134,7 @@ def unreadable(error: OSError | ValueError) -> str:
 
 def parse_json(raw: bytes | str, *, finite: bool = True) -> Any:
     """The value of a JSON document; ValueError where it is none, has a key twice, or a number that is not `finite`."""
-    numbers: dict[str, Any] = {"parse_constant": _not_finite, "parse_float": _finite} if finite else {}
+    numbers: dict[str, Any] = {"parse_constant": _finite, "parse_float": _finite} if finite else {}
     try:
         return json.loads(raw, object_pairs_hook=_unique, **numbers)
     except RecursionError as error:
@@ -192,18 +194,13 @@ def _check_memory(path: str | os.PathLike[str], size: int) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"it has the key {twice[:40]!r} twice")
     return made
 
 
 def _finite(text: str) -> float:
     value = float(text)
-    if value in (float("inf"), float("-inf")):
+    if not math.isfinite(value):
         raise ValueError(f"{text[:40]} is not a finite number")
     return value
-
-
-def _not_finite(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")

@@ -67,11 +67,11 @@ def parse(path: Path, raw: bytes) -> Document:
         _check_events(path, text)
         node = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
-        raise _fault(path, *_place(error.problem_mark), f"is not YAML: {error.problem}") from error
+        raise _fault(path, error.problem_mark, f"is not YAML: {error.problem}") from error
     except yaml.YAMLError as error:
-        raise _fault(path, 1, 1, f"is not YAML: {str(error).splitlines()[0]}") from error
+        raise _fault(path, None, f"is not YAML: {str(error).splitlines()[0]}") from error
     if node is None:
-        raise _fault(path, 1, 1, "is empty")
+        raise _fault(path, None, "is empty")
     marks: Marks = {}
     return Document(path, _convert(path, node, (), marks), marks)
 
@@ -89,18 +89,17 @@ def _check_events(path: Path, text: str) -> None:
     """Refuse aliases, deep nesting and too many values before a recursive parser reads the document."""
     depth = count = 0
     for event in yaml.parse(text, Loader=_LOADER):
-        line, column = _place(event.start_mark)
         if isinstance(event, yaml.AliasEvent):
-            raise _fault(path, line, column, "uses an alias (*name), which is not read")
+            raise _fault(path, event.start_mark, "uses an alias (*name), which is not read")
         if isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)) and event.tag is not None:
-            raise _fault(path, line, column, f"uses the tag {event.tag}, which is not read")
+            raise _fault(path, event.start_mark, f"uses the tag {event.tag}, which is not read")
         count += isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent))
         if count > MAX_VALUES:
-            raise _fault(path, line, column, f"has more than {MAX_VALUES:,} values")
+            raise _fault(path, event.start_mark, f"has more than {MAX_VALUES:,} values")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
-                raise _fault(path, line, column, f"is nested more than {MAX_DEPTH} deep")
+                raise _fault(path, event.start_mark, f"is nested more than {MAX_DEPTH} deep")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -117,12 +116,11 @@ def _convert(path: Path, node: yaml.Node, where: Where, marks: Marks) -> Any:
 def _convert_mapping(path: Path, node: yaml.MappingNode, where: Where, marks: Marks) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        line, column = _place(key_node.start_mark)
         if not isinstance(key_node, yaml.ScalarNode):
-            raise _fault(path, line, column, "has a key that is not a word")
+            raise _fault(path, key_node.start_mark, "has a key that is not a word")
         key = key_node.value
         if key in data:
-            raise _fault(path, line, column, f"has the key {key!r} twice")
+            raise _fault(path, key_node.start_mark, f"has the key {key!r} twice")
         data[key] = _convert(path, value_node, (*where, key), marks)
     return data
 
@@ -140,7 +138,7 @@ def _convert_scalar(path: Path, node: yaml.Node) -> Any:
         if value is not None or (kind == "null" and text in ("null", "~", "")):
             return value
     hint = "write it as a plain decimal number, true, false, or in quotes"
-    raise _fault(path, *_place(node.start_mark), f"has {text!r}, which YAML readers disagree about; {hint}")
+    raise _fault(path, node.start_mark, f"has {text!r}, which YAML readers disagree about; {hint}")
 
 
 def _place(mark: Any) -> tuple[int, int]:
@@ -148,8 +146,9 @@ def _place(mark: Any) -> tuple[int, int]:
     return (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
 
 
-def _fault(path: Path, line: int, column: int, what: str) -> TreeoptError:
-    return TreeoptError(Code.FILE_INVALID, f"{path} {what}", at=f"{path}:{line}:{column}")
+def _fault(path: Path, mark: Any, what: str) -> TreeoptError:
+    line, column = _place(mark)
+    return refusal(path, what, at=f"{path}:{line}:{column}")
 
 
 class Schema(BaseModel):
@@ -243,6 +242,6 @@ def schema_of(path: Path) -> str:
     return str((header_of(path) or {}).get("schema", ""))
 
 
-def refusal(path: Path, what: str, formats: str, *, at: str = "", fix: str = "") -> TreeoptError:
+def refusal(path: Path, what: str, formats: str = "", *, at: str = "", fix: str = "") -> TreeoptError:
     """E203: a file is not of the expected formats."""
     return TreeoptError(Code.FILE_INVALID, f"{path} {what}", at=at or f"{path}:1:1", why=formats, fix=fix)

@@ -7,6 +7,7 @@ meets a label, nor another node.
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,18 +123,15 @@ def _rows(items: Sequence[Item]) -> list[float]:
     children: list[list[int]] = [[] for _ in items]
     for i, item in enumerate(items[1:], start=1):
         children[item.parent].append(i)
-    rows = [0.0] * len(items)
-    free, stack = 0.0, [(0, False)]
-    while stack:
-        i, done = stack.pop()
-        if done:
-            rows[i] = sum(rows[child] for child in children[i]) / len(children[i])
-        elif children[i]:
-            stack.append((i, True))
-            stack.extend((child, False) for child in reversed(children[i]))
-        else:
-            rows[i] = free
-            free += 1
+    rows, free = [0.0] * len(items), itertools.count()
+
+    def choose(i: int) -> None:
+        for child in children[i]:
+            choose(child)
+        below = [rows[child] for child in children[i]]
+        rows[i] = sum(below) / len(below) if below else float(next(free))
+
+    choose(0)
     return rows
 
 

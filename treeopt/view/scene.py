@@ -16,7 +16,6 @@ from treeopt.view.layout import MAX_NODES, Item, items_of
 NO_DRAFT = "∅"
 _VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 _LONGEST = 16  # characters of a token in a label
-_LONGEST_HEADING = 90
 
 
 def check_label(label: str, tree: Tree, step: DraftedStep | None) -> None:
@@ -64,7 +63,7 @@ def short_probability(value: float | None) -> str:
 
 def visible(text: str) -> str:
     """A token's text with visible white space; other characters that are not printed as their escapes."""
-    return "".join(_VISIBLE.get(one) or (one if _printed(one) else _escape(one)) for one in text)
+    return "".join(_VISIBLE.get(one) or (one if _printed(one) else ascii(one)[1:-1]) for one in text)
 
 
 def shortened(text: str, longest: int = _LONGEST) -> str:
@@ -75,11 +74,6 @@ def shortened(text: str, longest: int = _LONGEST) -> str:
 def _printed(character: str) -> bool:
     """Whether a character takes room of its own; marks that combine with others do not, and neither do unassigned."""
     return character.isprintable() and unicodedata.category(character) not in ("Mn", "Me")
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def describe(tree: Tree, node: int, step: DraftedStep | None = None) -> str:
@@ -131,11 +125,6 @@ def heading(tree: Tree, title: str, drawn: int, step: DraftedStep | None = None)
 def visible_line(text: str) -> str:
     """A text on one line: white space but spaces is visible."""
     return "".join(one if one == " " else visible(one) for one in text)
-
-
-def cut_heading(text: str) -> str:
-    """A heading as it is drawn."""
-    return shortened(text, _LONGEST_HEADING)
 
 
 def description(tree: Tree, step: DraftedStep | None = None) -> str:

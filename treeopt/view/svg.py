@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 from treeopt.drafted_step import DraftedStep
 from treeopt.tree import Tree
 from treeopt.view.layout import MAX_NODES, RADIUS, Item, Layout, place
-from treeopt.view.scene import Scene, cut_heading, scene_of
+from treeopt.view.scene import Scene, scene_of, shortened
 
 SHADES = 10  # classes s0 .. s9 of edges and nodes, by value
 
@@ -106,7 +106,7 @@ STYLE = style()
 
 _PLAIN, _ACCEPTED = 1.5, 5.0  # widths of edges; by value 1 to 6
 _TITLE_X, _TITLE_Y, _COLUMNS_Y = 14, 17, 34
-_TITLE_CHARACTER = 7.6  # estimate of the width of a character of the heading
+_TITLE_CHARACTER, _LONGEST_TITLE = 7.6, 90  # estimate of the width of a character of the heading, and its characters
 
 
 def render_svg(
@@ -123,8 +123,8 @@ def render_svg(
     """The picture as text; of a step its tokens and the accepted path are drawn. `name` begins the ids in it."""
     scene = scene_of(tree, title, label=label, step=step, most=most)
     layout = place(scene.items)
-    text = scene.heading
-    width = max(layout.width, 2 * _TITLE_X + _TITLE_CHARACTER * len(cut_heading(text)))
+    text, drawn = scene.heading, shortened(scene.heading, _LONGEST_TITLE)
+    width = max(layout.width, 2 * _TITLE_X + _TITLE_CHARACTER * len(drawn))
     edges = sorted(range(1, len(scene.items)), key=lambda i: _height(scene.items[i]))
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="treeopt-tree" width="{width:.0f}" '
@@ -134,7 +134,7 @@ def render_svg(
         f'<desc id="{name}-desc">{escape(scene.description)}</desc>',
         *([f"<style>{escape(style(theme))}</style>"] if with_style else []),
         '<rect class="background" width="100%" height="100%"/>',
-        f'<text class="title" x="{_TITLE_X}" y="{_TITLE_Y}">{escape(cut_heading(text))}</text>',
+        f'<text class="title" x="{_TITLE_X}" y="{_TITLE_Y}">{escape(drawn)}</text>',
         *_columns(scene, layout),
         *(_edge(scene, layout, i) for i in edges),
         *(_node(scene.items[i], layout, i) for i in range(len(scene.items))),
@@ -177,18 +177,13 @@ def _edge(scene: Scene, layout: Layout, i: int) -> str:
 def _node(one: Item, layout: Layout, i: int) -> str:
     x, y = layout.x[i], layout.y[i]
     shape = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{RADIUS:.0f}"/>'
-    text = (
-        f'<text class="label" x="{layout.label[i]:.1f}" y="{y + 3.5:.1f}">{escape(one.label)}</text>'
-        if one.label
-        else ""
-    )
+    text = f'<text class="label" x="{layout.label[i]:.1f}" y="{y + 3.5:.1f}">{escape(one.label)}</text>'
     tooltip = f"<title>{escape(one.tooltip)}</title>"
     classes = " ".join(("node", *_classes(one)))
-    return f'<g class="{classes}" data-node="{one.node}">{tooltip}{shape}{text}</g>'
+    return f'<g class="{classes}" data-node="{one.node}">{tooltip}{shape}{text if one.label else ""}</g>'
 
 
 def _classes(one: Item) -> list[str]:
     """Classes beside `node` or `edge`."""
     found = [] if one.share is None else [f"s{shade(one.share)}"]
-    found += ["bonus"] if one.bonus else []
-    return [*found, *(["accepted"] if one.accepted else []), *(["void"] if one.void else [])]
+    return found + [name for name in ("bonus", "accepted", "void") if getattr(one, name)]
