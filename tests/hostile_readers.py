@@ -43,6 +43,7 @@ from treeopt.runs.work import Work, unpack_rows
 from treeopt.texts.prompts import PromptSetFile, load_prompts
 from treeopt.train.checkpoints import check_same, last_checkpoint
 from treeopt.train.data import read_texts
+from treeopt.verify.buffers import load_buffers
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,7 @@ READERS: dict[str, Reader] = {
     "profile": Reader(load_profile, "l.yaml", seeds.profiles, damage_yaml, ("load_profile",)),
     "prompt set": Reader(_prompt_set, "s.yaml", seeds.prompt_sets, damage_yaml, ("load",)),
     "--config": Reader(_options, "c.yaml", seeds.option_files, damage_yaml, ("read_configuration",)),
+    "compiled tree": Reader(load_buffers, "b.safetensors", seeds.buffers, damage_arrays, ("load_buffers",)),
     "stored options": Reader(_stored, "c.safetensors", seeds.buffers, damage_arrays, ("stored_configuration",)),
     "calibration": Reader(
         load_calibration,

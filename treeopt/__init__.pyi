@@ -71,5 +71,6 @@ from .train.talks import SelfTalk as SelfTalk
 from .tree import Tree as Tree
 from .verify.buffers import Buffers as Buffers
 from .verify.buffers import compile_tree as compile_tree
+from .verify.buffers import load_buffers as load_buffers
 
 __version__: str

@@ -13,13 +13,12 @@ from helpers import random_tree
 from looped import looped
 from random_trees import compile_parents
 from refusals import refusal_of
-from safetensors.torch import load_file
 
 from treeopt.defaults import MAX_DEPTH
 from treeopt.errors import Code
-from treeopt.files.tensors import read_arrays
+from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.tree import Tree
-from treeopt.verify.buffers import BUFFER_NAMES, PAD, SCHEMA, compile_tree, save_buffers
+from treeopt.verify.buffers import BUFFER_NAMES, PAD, SCHEMA, compile_tree, load_buffers, save_buffers
 
 RankPath = tuple[int, ...]
 PUBLISHED = (
@@ -142,14 +141,12 @@ def test_save_buffers_round_trip(tmp_path: Path, nodes: int) -> None:
     buffers = compile_tree(tree)
     save_buffers(buffers, tree, tmp_path / "one.safetensors")
     save_buffers(compile_tree(Tree.from_paths(tree.paths[::-1])), tree, tmp_path / "two.safetensors")
-    again = load_file(tmp_path / "one.safetensors")
-    assert again.keys() == set(BUFFER_NAMES)
-    for name, after in again.items():
-        before = getattr(buffers, name)
+    again = load_buffers(tmp_path / "one.safetensors")
+    assert again.top_k == buffers.top_k
+    for name in BUFFER_NAMES:
+        before, after = getattr(buffers, name), getattr(again, name)
         assert before.dtype == after.dtype
         assert torch.equal(before, after)
-    _, header = read_arrays(tmp_path / "one.safetensors", SCHEMA)
-    assert (header["top_k"], header["nodes"], header["depth"]) == (buffers.top_k, tree.nodes, tree.depth)
     assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "two.safetensors").read_bytes()
 
 
@@ -158,7 +155,21 @@ def test_save_buffers_replaced(tmp_path: Path, small_tree: Tree) -> None:
     file = tmp_path / "buffers.safetensors"
     save_buffers(compile_tree(Tree.chain(3)), Tree.chain(3), file)
     save_buffers(compile_tree(small_tree), small_tree, file)
-    assert load_file(file)["position_ids"].tolist() == [0, 1, 1, 2, 2, 3]
+    assert load_buffers(file).position_ids.tolist() == [0, 1, 1, 2, 2, 3]
+
+
+def test_load_buffers_other_files(tmp_path: Path, small_tree: Tree) -> None:
+    """A missing file, a damaged one, one of another kind, and one without a tensor are told apart from buffers."""
+    file = tmp_path / "buffers.safetensors"
+    save_buffers(compile_tree(small_tree), small_tree, file)
+    (tmp_path / "half.safetensors").write_bytes(file.read_bytes()[:100])
+    (tmp_path / "other.safetensors").write_bytes(b"\x02\x00\x00\x00\x00\x00\x00\x00{}")
+    arrays, header = read_arrays(file, SCHEMA)
+    del arrays["tree_indices"]
+    write_arrays(tmp_path / "part.safetensors", arrays, header, overwrite=True)
+    names = ("absent", "half", "other", "part")
+    codes = [refusal_of(load_buffers, tmp_path / f"{name}.safetensors").code for name in names]
+    assert codes == [Code.FILE_MISSING, *[Code.FILE_INVALID] * 3]
 
 
 @looped("seed", range(4))

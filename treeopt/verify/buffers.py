@@ -16,7 +16,8 @@ from torch import Tensor
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import KEY, Configuration
 from treeopt.files.outputs import BUFFERS_SCHEMA as SCHEMA
-from treeopt.files.tensors import write_arrays
+from treeopt.files.strict_yaml import reading
+from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.files.trees import GivenTree, as_tree
 from treeopt.tree import ROOT, Tree
 
@@ -255,3 +256,15 @@ def save_buffers(
         header[KEY] = configuration
     arrays = {name: getattr(buffers, name).cpu().numpy() for name in BUFFER_NAMES}
     write_arrays(path, arrays, header, overwrite=True)
+
+
+def load_buffers(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Buffers:
+    """Read what `save_buffers` or `treeopt compile` wrote.
+
+    Raises:
+        TreeoptError: E201 where the file is missing, E203 where it is damaged, was changed, or is of another kind.
+    """
+    arrays, header = read_arrays(path, SCHEMA)
+    with reading(path, "compiled tree"):
+        tensors = {name: torch.from_numpy(arrays[name]) for name in BUFFER_NAMES}
+        return Buffers(**tensors, top_k=header["top_k"]).to(device)
