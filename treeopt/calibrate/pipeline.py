@@ -135,7 +135,12 @@ def job_of(
     """The arguments of `run_calibration`, loaded and checked; its errors."""
     if not isinstance(learning, (Learning, NoneType)):
         raise TypeError(f"learning is treeopt.Learning or None, not an object of type {type(learning).__name__}")
-    _check_drafts(heads is not None, options.draft is not None, drafter, learning)
+    if heads is not None and options.draft is not None:
+        raise ValueError("both heads and a draft model are given: leave one out")
+    if heads is None and drafter is None and learning is None:
+        raise ValueError("heads is None: drafter=treeopt.load_drafter(FILE) or learning=treeopt.Learning() is needed")
+    if heads is None and options.draft is None and learning is not None and not learning.ngram:
+        raise ValueError("heads is None and learning.ngram is off, so nothing drafts")
     base = as_base(model, tokenizer)
     draft = as_draft(options.draft, base)
     chosen = as_prompt_set(prompts, answers=options.responses)
@@ -396,10 +401,12 @@ def source_of(job: Job) -> dict[str, Any]:
 
 def provenance_of(job: Job, drafter_id: str) -> Provenance:
     """The origin of a calibration, as its file stores it."""
+    tokenizer, used = job.base.tokenizer, job.options.chat_template
+    template = tokenizer.chat_template if used and tokenizer is not None else None
     settings = {
         "answers": job.options.answers,
         "max_new_tokens": job.options.max_new_tokens,
-        "chat_template": _template_hash(job.base, job.options.chat_template),
+        "chat_template": hashlib.sha256(str(template).encode()).hexdigest()[:16] if template else "none",
         "eos": list(job.base.eos_ids),
         "dtype": job.base.dtype_name,
     }
@@ -426,19 +433,3 @@ def settings_of(job: Job) -> dict[str, Any]:
         **job.base.versions(),
         "threads": torch.get_num_threads(),  # sums are rounded differently
     }
-
-
-def _check_drafts(heads: bool, draft: bool, drafter: Drafter | None, learning: Learning | None) -> None:
-    """Raise ValueError where nothing would draft, or both heads and a draft model would."""
-    if heads and draft:
-        raise ValueError("both heads and a draft model are given: leave one out")
-    if not heads and drafter is None and learning is None:
-        raise ValueError("heads is None: drafter=treeopt.load_drafter(FILE) or learning=treeopt.Learning() is needed")
-    if not heads and not draft and learning is not None and not learning.ngram:
-        raise ValueError("heads is None and learning.ngram is off, so nothing drafts")
-
-
-def _template_hash(base: Base, used: bool) -> str:
-    """The first digits of the chat template's sha256; `none` where none is used."""
-    template = base.tokenizer.chat_template if used and base.tokenizer is not None else None
-    return hashlib.sha256(str(template).encode()).hexdigest()[:16] if template else "none"

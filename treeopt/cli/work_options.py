@@ -96,10 +96,10 @@ def open_work(options: Mapping[str, Any]) -> Work:
     from treeopt.runs.work import Work
 
     check_apart("resume", "force")
-    chosen = {"resume": options["resume"], "overwrite": options["force"]}
-    if known_team(click.get_current_context()) is None:
-        Work(Path(options["output"]), **chosen)  # checked before other processes are started
-    return Work(Path(options["output"]), **chosen, team=team_of(options))
+    team = known_team(click.get_current_context())
+    work = Work(Path(options["output"]), resume=options["resume"], overwrite=options["force"], team=team)
+    work.team = team_of(options)  # starts the other processes of --nproc, after the checks of `Work`
+    return work
 
 
 @contextmanager

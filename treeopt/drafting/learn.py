@@ -165,7 +165,14 @@ def learn(
     whole: NgramTable | None = None
     tables: list[NgramTable | None] = [None] * num_folds
     if learning.ngram:
-        counts = _counted(base, texts, fold_of, learning, options, run, progress, watch)
+        counts = [NgramCounts(base.vocab_size) for _ in range(num_folds)]
+        if learning.tokens:
+            by_prompt = {prompt_id: counts[fold] for prompt_id, fold in fold_of.items()}
+            sampling = dataclasses.replace(options, temperature=learning.temperature, seed=learning.seed)
+            for drawn in draw(base, texts, learning.tokens, sampling, run=run, progress=progress):
+                count_drawn(by_prompt[drawn.text.prompt_id], drawn)
+            watch.lap("drawing")
+            count_texts(base, texts, by_prompt, options, run=run, progress=progress)
         none = NgramCounts(base.vocab_size)
         tables = [none.merged([*counts[:fold], *counts[fold + 1 :]]).table() for fold in range(num_folds)]
         whole = none.merged(counts).table()
@@ -183,29 +190,6 @@ def learn(
         tokens=0 if whole is None else whole.num_tokens,
         seconds=watch.seconds,
     )
-
-
-def _counted(
-    base: Base,
-    texts: Sequence[Text],
-    fold_of: dict[str, int],
-    learning: Learning,
-    options: AnswerOptions,
-    run: BatchRun[Chunk],
-    progress: Progress,
-    watch: Stopwatch,
-) -> list[NgramCounts]:
-    """The counts of each fold, from sampled answers and `texts`; empty with 0 tokens to learn from."""
-    counts = [NgramCounts(base.vocab_size) for _ in range(max(fold_of.values()) + 1)]
-    if not learning.tokens:
-        return counts
-    by_prompt = {prompt_id: counts[fold] for prompt_id, fold in fold_of.items()}
-    sampling = dataclasses.replace(options, temperature=learning.temperature, seed=learning.seed)
-    for drawn in draw(base, texts, learning.tokens, sampling, run=run, progress=progress):
-        count_drawn(by_prompt[drawn.text.prompt_id], drawn)
-    watch.lap("drawing")
-    count_texts(base, texts, by_prompt, options, run=run, progress=progress)
-    return counts
 
 
 def _unfitted(

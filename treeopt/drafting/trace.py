@@ -97,7 +97,12 @@ def trace_texts(
         whole = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
         ends = np.cumsum([len(text.answer) for text in texts[run]]).tolist()
         for text, first, end in zip(texts[run], [0, *ends], ends, strict=False):
-            traced.append(_finished(base, text, {name: array[first:end] for name, array in whole.items()}, target))
+            arrays = {name: array[first:end] for name, array in whole.items()}
+            if target is not None:
+                logits = answer_logits(base, text)
+                probability = _probabilities(logits, torch.from_numpy(arrays["candidates"]).to(logits.device), target)
+                arrays["probability"] = probability.numpy(force=True)
+            traced.append(TextTraces.of(arrays))
     return traced
 
 
@@ -156,15 +161,6 @@ def _trace(session: ProposerSession, true: Ints, top_k: int, step_depth: int, co
 def _stored(nodes: Ints, tree: Expansion) -> Ints:
     """Indices of nodes in a per-step tree as they are stored; those that are not in the tree are misses."""
     return np.where(nodes <= min(_PLACES, tree.tokens.shape[1]), nodes, MISS)
-
-
-def _finished(base: Base, text: Text, found: Arrays, target: Target | None) -> TextTraces:
-    """The traces of one text."""
-    if target is None:
-        return TextTraces.of(found)
-    logits = answer_logits(base, text)
-    probability = _probabilities(logits, torch.from_numpy(found["candidates"]).to(logits.device), target)
-    return TextTraces.of({**found, "probability": probability.numpy(force=True)})
 
 
 def _probabilities(logits: Tensor, candidates: Tensor, target: Target) -> Tensor:
