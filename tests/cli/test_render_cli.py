@@ -132,7 +132,7 @@ def test_step_beyond_the_context_is_a_usage_error() -> None:
 def test_policy_without_an_example_says_what_draws_it() -> None:
     """A policy has no tree of its own: the error names --example."""
     policy_files(2048)
-    assert "--example PROMPT" in treeopt("render", "p.yaml", status=3).stderr
+    assert "treeopt render --example" in treeopt("render", "p.yaml", status=3).stderr
 
 
 @looped(
@@ -142,7 +142,7 @@ def test_policy_without_an_example_says_what_draws_it() -> None:
         (("mc_sim_7b_63", "--step", "2"), "--step belongs to --example"),
         (("mc_sim_7b_63", "--model", "pocket"), "--model belongs to --example"),
         (("mc_sim_7b_63", "--theme", "dark", "-o", "t.dot"), "--theme belongs to an .svg file"),
-        (("mc_sim_7b_63", "--drafter", "d.safetensors"), "--drafter belongs to --example, or is given without TREE"),
+        (("mc_sim_7b_63", "--drafter", "d.safetensors"), "--drafter belongs to --example"),
         (("mc_sim_7b_63", "--example", ""), "it is empty"),
         (("--heads", "pocket", "--example", "x"), "--heads needs --tree"),
     ],
@@ -155,13 +155,9 @@ def test_render_usage(arguments: tuple[str, ...], said: str) -> None:
 
 
 def test_stored_plan_of_a_drafter_is_drawn(pocket: Base, truth: list[int]) -> None:
-    """--drafter alone takes the tree that it recommends; a policy needs an example."""
+    """--example without TREE takes the tree that the drafter recommends, here a policy."""
     policy, drafter = untrained(pocket)
-    tree = Tree(tuple((rank,) for rank in range(8)), drafter=drafter.id)
-    save_drafter(dataclasses.replace(drafter, plan=tree), "s.safetensors")
-    data = treeopt_json("render", "--drafter", "s.safetensors")
-    assert (data["nodes"], data["output"]) == (9, "s.svg")
     save_drafter(dataclasses.replace(drafter, plan=policy), "p.safetensors")
-    assert error_number(treeopt("render", "--drafter", "p.safetensors", status=3)) == "E203"
+    assert "Missing argument 'TREE'" in treeopt("render", "--drafter", "p.safetensors", status=2).stderr
     data = treeopt_json("render", "--drafter", "p.safetensors", "--example", PROMPT)
     assert (data["output"], data["accepted_tokens"]) == ("p.svg", truth[: len(data["accepted"])])

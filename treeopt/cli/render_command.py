@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from treeopt.drafted_step import DraftedStep
     from treeopt.tree import Tree
 
-_OF_EXAMPLE = ("step", "heads", "model", "adapter", "draft", "device", "device_map", "dtype", "chat_template")
+_OF_EXAMPLE = (
+    "step",
+    "drafter",
+    "heads",
+    "model",
+    "adapter",
+    "draft",
+    "device",
+    "device_map",
+    "dtype",
+    "chat_template",
+)
 _MARKED = ("svg", "dot", "gv")  # only these hold the mark; files of other formats are replaced with --force alone
 _OUTPUT = "an .svg or .dot file; .png, .pdf, ... need graphviz [default: TREE.svg]"
 
@@ -39,7 +50,7 @@ _OUTPUT = "an .svg or .dot file; .png, .pdf, ... need graphviz [default: TREE.sv
 @click.option("--theme", type=click.Choice(THEMES), default="auto", help="auto: the reader's.")
 @click.option("--example", metavar="PROMPT", help="Decode PROMPT and draw one step: its tokens, accepted ones in red.")
 @click.option("--step", type=click.IntRange(min=1), default=1, help="Which step of --example.")
-@drafter_file_option("Drafter file: without TREE, of the tree that it recommends [default: the one in the tree file].")
+@drafter_file_option("Of --example: drafter file, without TREE with the tree it recommends [default: that of TREE].")
 @draft_option()
 @chat_template_option
 @model_options(dtype="auto")
@@ -51,19 +62,19 @@ def run(console: Console, tree: str | None, **options: Any) -> None:
     and the tree without TREE are those of `treeopt generate`.
     """
     from treeopt.files.outputs import PICTURE
+    from treeopt.files.trees import load_tree
     from treeopt.tree import Tree
 
-    options = {**options, "tree": tree}
-    name, example = options["drafter"] if tree is None else tree, options["example"]
-    if name is None and example is None:
+    options, example = {**options, "tree": tree}, options["example"]
+    name = options["drafter"] if tree is None else tree
+    if tree is None and example is None:
         raise click.UsageError("Missing argument 'TREE'.")
     output = options["output"] or f"{'step' if name is None else Path(name).stem}.svg"
     file_format = Path(output).suffix.removeprefix(".").lower() or "svg"
     check_belongs(_OF_EXAMPLE, "--example", example is not None)
     check_belongs(("theme",), "an .svg file", file_format == "svg")
-    check_belongs(("drafter",), "--example, or is given without TREE", example is not None or tree is None)
     # An invalid tree is the first error, before an output that may not be replaced.
-    drawn = _static(options) if example is None else chosen_plan(options)
+    drawn = load_tree(str(tree)) if example is None else chosen_plan(options)
     check_outputs(options, output, kind=PICTURE if file_format in _MARKED else None)
     options["output"] = output
     if isinstance(drawn, Tree):
@@ -78,22 +89,6 @@ def run(console: Console, tree: str | None, **options: Any) -> None:
 
 
 command = run
-
-
-def _static(options: Mapping[str, Any]) -> Tree:
-    """The tree that is drawn without an example."""
-    from treeopt.decode.plans import as_plan_for
-    from treeopt.policy import TreePolicy
-
-    plan, _ = as_plan_for(options["tree"], options["drafter"])
-    if isinstance(plan, TreePolicy):
-        raise TreeoptError(
-            Code.FILE_INVALID,
-            f"{options['tree'] or options['drafter']} is a policy: it has a tree for each step, not one tree",
-            why="the tree of a step depends on the text",
-            fix="--example PROMPT draws the tree of one step; treeopt generate decodes with all of them",
-        )
-    return plan
 
 
 def _step(console: Console, options: Mapping[str, Any], chosen: ChosenPlan) -> DraftedStep:

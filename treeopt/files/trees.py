@@ -135,7 +135,8 @@ def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
             Code.FILE_INVALID,
             f"{os.fspath(name_or_path)} is a policy ({POLICY}): it has a tree for each step, not one tree",
             why="it has no paths to draw, compile or replay",
-            fix="use it with treeopt validate and treeopt generate, or treeopt build --kind static makes one tree",
+            fix="treeopt generate and treeopt validate use it, and treeopt render --example draws one of its trees; "
+            "treeopt build --kind static makes one tree",
         )
     return plan
 
@@ -146,10 +147,25 @@ def load_plan(name_or_path: str | os.PathLike[str]) -> Plan:
     Raises:
         TreeoptError: as `load_tree`.
     """
-    found = _read_plan(name_or_path)
-    if isinstance(found, Tree):
-        return found
-    return _policy_of(found) if _schema_of(found) == POLICY else _tree_of(found)
+    if not isinstance(name_or_path, (str, os.PathLike)):
+        what = f"a tree is loaded by the name of a file or of `treeopt list`, not by a {type(name_or_path).__name__}"
+        raise TypeError(f"{what}; treeopt.Tree.from_paths makes a tree of a list of paths")
+    name = os.fsdecode(name_or_path)
+    path = Path(name)
+    if not name or not os.path.exists(path):
+        if name not in zoo():
+            raise _unknown(name)
+        path = zoo()[name]
+    raw = read_text(path, TREE_FORMATS)
+    text = raw.decode("utf-8-sig", errors="replace")
+    if is_choices(text) or (path.suffix == ".py" and "schema:" not in text):
+        decoded(path, raw, TREE_FORMATS)
+        return parse_choices(path, text)
+    try:
+        document = strict_yaml.parse(path, raw)
+    except TreeoptError as error:
+        raise TreeoptError(error.code, error.what, at=error.at, why=TREE_FORMATS, fix=error.fix) from error
+    return _policy_of(document) if _schema_of(document) == POLICY else _tree_of(document)
 
 
 def load_plan_for(name_or_path: str | os.PathLike[str]) -> tuple[Plan, Drafter | None]:
@@ -189,28 +205,6 @@ def plan_id(plan: Plan) -> str:
     else:
         content |= {"paths": sorted(plan.paths)}
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:16]
-
-
-def _read_plan(name_or_path: str | os.PathLike[str]) -> Document | Tree:
-    """The content of a file, or of a bundled tree: a list of paths as a tree, YAML as a document."""
-    if not isinstance(name_or_path, (str, os.PathLike)):
-        what = f"a tree is loaded by the name of a file or of `treeopt list`, not by a {type(name_or_path).__name__}"
-        raise TypeError(f"{what}; treeopt.Tree.from_paths makes a tree of a list of paths")
-    name = os.fsdecode(name_or_path)
-    path = Path(name)
-    if not name or not os.path.exists(path):
-        if name not in zoo():
-            raise _unknown(name)
-        path = zoo()[name]
-    raw = read_text(path, TREE_FORMATS)
-    text = raw.decode("utf-8-sig", errors="replace")
-    if is_choices(text) or (path.suffix == ".py" and "schema:" not in text):
-        decoded(path, raw, TREE_FORMATS)
-        return parse_choices(path, text)
-    try:
-        return strict_yaml.parse(path, raw)
-    except TreeoptError as error:
-        raise TreeoptError(error.code, error.what, at=error.at, why=TREE_FORMATS, fix=error.fix) from error
 
 
 def _schema_of(document: Document) -> str | None:
@@ -338,10 +332,7 @@ def save_policy(policy: TreePolicy | str | os.PathLike[str], path: str | os.Path
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a tree or a policy as YAML, which `load_plan` reads. An existing file is replaced."""
-    if isinstance(plan, TreePolicy):
-        save_policy(plan, path)
-    else:
-        save_tree(plan, path)
+    save_policy(plan, path) if isinstance(plan, TreePolicy) else save_tree(plan, path)
 
 
 def tree_yaml(tree: Tree, path: str | os.PathLike[str] = "tree.yaml") -> str:
