@@ -62,42 +62,33 @@ def adjacency_text(tree: Tree) -> str:
 
 
 def tree_of_adjacency(data: Mapping[Any, Any], fault: Fault) -> Tree:
-    """The tree of a token tree; E206 where ids are no numbers in strings, out of range, used twice or out of order."""
+    """The tree of a token tree; E206 where ids are no numbers in strings, or not given level by level."""
     children: dict[int, list[int]] = {}
     for key, listed in data.items():
         if not isinstance(listed, (list, tuple)):
             raise fault(f"has {shown(listed)} as the children of {shown(key)}, not a list")
         children[_id(key, fault)] = [_id(child, fault) for child in listed]
-    return tree_of_children(children, 1 + sum(map(len, children.values())), fault)
+    return tree_of_children(children, fault)
 
 
-def tree_of_children(children: Mapping[int, list[int]], nodes: int, fault: Fault) -> Tree:
-    """The tree of `nodes` nodes whose children are listed in the order of their ranks."""
+def tree_of_children(children: Mapping[int, list[int]], fault: Fault) -> Tree:
+    """The tree whose children are listed in the order of their ranks; ids are given level by level, each once."""
+    nodes = 1 + sum(map(len, children.values()))
     if nodes > MAX_NODES:
         raise fault(f"has {nodes:,} nodes; a tree has {MAX_NODES:,} at most")
-    large = next((node for parent, listed in children.items() for node in (parent, *listed) if node >= nodes), None)
-    if large is not None:
-        raise fault(f"has node {large}, but {nodes} nodes, whose ids are 0 to {nodes - 1}")
-    paths: dict[int, RankPath] = {0: ()}
-    level = [0]
-    while level:
-        below: list[int] = []
-        for parent in level:
-            for rank, child in enumerate(children.get(parent, ())):
-                if child in paths:
-                    what = "the root as a child" if child == 0 else f"node {child} as a child twice"
-                    raise fault(f"has {what}, the second time at node {parent}")
-                if child != len(paths):
-                    raise fault(f"has node {child} where node {len(paths)} is due: ids are given level by level")
-                paths[child] = (*paths[parent], rank)
-                below.append(child)
-        level = below
-        if level and len(paths[level[0]]) > MAX_DEPTH:
+    paths: list[RankPath] = [()]
+    for node in range(nodes):
+        if node == len(paths):
+            raise fault(f"has nodes that are not below the root, such as {node}")
+        for rank, child in enumerate(children.get(node, ())):
+            if child != len(paths):
+                raise fault(f"has node {child} below node {node}, where node {len(paths)} is due: level by level")
+            paths.append((*paths[node], rank))
+        if len(paths[node]) > MAX_DEPTH:
             raise fault(f"is more than {MAX_DEPTH} levels deep")
-    if len(paths) != nodes:
-        apart = min(set(range(nodes)) - set(paths))
-        raise fault(f"has nodes that are not below the root, such as {apart}: they are in a cycle or in another tree")
-    return Tree.from_paths(path for path in paths.values() if path)
+    if max(children, default=0) >= nodes:
+        raise fault(f"has children of node {max(children)}, but {nodes} nodes, whose ids are 0 to {nodes - 1}")
+    return Tree.from_paths(paths[1:])
 
 
 def _id(value: Any, fault: Fault) -> int:
@@ -109,6 +100,7 @@ def _id(value: Any, fault: Fault) -> int:
 KEYS = ("roots", "branches", "Successors", "mask", "depth", "size")
 TENSORS = ("mask", "depth")
 _WHOLE = {f"torch.{name}" for name in ("bool", "uint8", "int8", "int16", "int32", "int64")}  # types of mask and depth
+_MOST_NODES = ENGINES["sequoia"].max_nodes or 0
 MAX_PT = 1 << 26  # bytes of a .pt file, unpacked too; the mask of the largest growmap has half of them
 
 
@@ -164,15 +156,12 @@ def read_growmap_pt(raw: bytes, fault: Fault) -> dict[str, Any]:
         raise fault("is damaged, or not a file of PyTorch") from error
     if not isinstance(content, Mapping):
         raise fault(f"holds {shown(content)}, not a mapping")
-    _check_keys(content, fault)
-    size = _size(content, fault)
     lists = dict(content)
-    for name, shape in (("mask", (size, size)), ("depth", (size,))):
-        tensor = content[name]
-        if not isinstance(tensor, torch.Tensor) or not ordinary(tensor) or str(tensor.dtype) not in _WHOLE:
+    for name in TENSORS:
+        tensor: Any = content.get(name)
+        whole = isinstance(tensor, torch.Tensor) and ordinary(tensor) and str(tensor.dtype) in _WHOLE
+        if not whole or tensor.numel() > _MOST_NODES**2:
             raise fault(f"has a {name} that is not a tensor of whole numbers in memory")
-        if tuple(tensor.shape) != shape:
-            raise fault(f"has a {name} of shape {list(tensor.shape)}, and size {size}")
         lists[name] = tensor.long().tolist()
     return lists
 
@@ -184,36 +173,21 @@ def _refused(kind: str, fault: Fault) -> TreeoptError:
 
 def tree_of_growmap(content: Mapping[str, Any], fault: Fault) -> Tree:
     """The tree of a growmap, all of whose parts must agree."""
-    _check_keys(content, fault)
-    size = _size(content, fault)
-    successors = content["Successors"]
-    if not isinstance(successors, list) or len(successors) != size:
-        raise fault(f"has no list of {size} Successors")
-    for node, listed in enumerate(successors):
-        if not isinstance(listed, list) or len(listed) >= size or not all(type(child) is int for child in listed):
-            raise fault(f"has {shown(listed)} as the Successors of node {node}")
-        if any(not 0 < child < size for child in listed):
-            raise fault(f"has {shown(listed)} as the Successors of node {node}: ids are 1 to {size - 1}")
-    tree = tree_of_children(dict(enumerate(successors)), size, fault)
-    for name, right in growmap(tree).items():
-        if content[name] != right or not _same_types(content[name], right):
-            raise fault(f"has {name} that are not those of its Successors")
-    return tree
-
-
-def _check_keys(content: Mapping[Any, Any], fault: Fault) -> None:
     if missing := [name for name in KEYS if name not in content]:
         raise fault(f"lacks {', '.join(missing)}")
     if unknown := [shown(name) for name in content if name not in KEYS]:
         raise fault(f"has unknown keys: {', '.join(unknown[:5])}")
-
-
-def _size(content: Mapping[str, Any], fault: Fault) -> int:
-    size, most = content["size"], ENGINES["sequoia"].max_nodes
-    assert most is not None
-    if type(size) is not int or not 1 <= size <= most:
-        raise fault(f"has size {shown(size)}, not a whole number from 1 to {most:,}")
-    return size
+    successors = content["Successors"]
+    lists = isinstance(successors, list) and all(isinstance(listed, list) for listed in successors)
+    if not lists or not all(type(child) is int for listed in successors for child in listed):
+        raise fault("has Successors that are not lists of whole numbers")
+    tree = tree_of_children(dict(enumerate(successors)), fault)
+    if tree.nodes > _MOST_NODES:
+        raise fault(f"has {tree.nodes:,} nodes; a growmap has {_MOST_NODES:,} at most")
+    for name, right in growmap(tree).items():
+        if not _same_types(content[name], right) or content[name] != right:
+            raise fault(f"has {name} that are not those of its Successors")
+    return tree
 
 
 def _same_types(found: Any, right: Any) -> bool:
