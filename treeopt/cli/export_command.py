@@ -60,10 +60,9 @@ def run(console: Console, tree: str | None, engine: str, output: str | None, for
         raise click.UsageError("Missing argument 'TREE' or option '--calibration'.")
     if tree is not None and given:
         raise click.UsageError(f"{given[0]} is for settings, which need no TREE.")
-    if tree is not None and engine not in ENGINES:
-        raise click.UsageError(f"--for {engine} takes no fixed tree: give --calibration in place of TREE.")
-    if tree is None and engine not in SETTINGS:
-        raise click.UsageError(f"--for {engine} writes a tree: give TREE in place of --calibration.")
+    if engine not in (SETTINGS if tree is None else ENGINES):
+        place, other = ("TREE", "--calibration") if tree is None else ("--calibration", "TREE")
+        raise click.UsageError(f"--for {engine} takes {place} in place of {other}.")
     if tree is None:
         _export_settings(console, engine, output, {**options, "force": force})
     else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from treeopt.facts import Column, Part, Table, threads
 
 if TYPE_CHECKING:
     from treeopt.drafter import Drafter
-    from treeopt.latency import LatencyPoint, LatencyProfile
+    from treeopt.latency import LatencyProfile
 
 
 @command("profile")
@@ -116,23 +117,15 @@ def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None
 def _compared(profiles: Sequence[LatencyProfile]) -> Iterator[Part]:
     """The seconds of all dtypes side by side, with the fastest one of each size."""
     dtypes = [str(profile.provenance["dtype"]) for profile in profiles]
-    rows = list(zip(*(profile.points for profile in profiles), strict=True))
-
-    def fastest(row: Sequence[LatencyPoint]) -> str:
-        return dtypes[min(range(len(row)), key=lambda i: row[i].seconds)]
-
-    def milliseconds(i: int) -> Callable[[Any], float]:
-        return lambda row: float(row[i].seconds * 1e3)
-
-    sizes = (
-        Column("nodes", lambda row: row[0].nodes),
-        Column("batch", lambda row: row[0].batch),
-        Column("context", lambda row: row[0].context),
-    )
-    seconds = [Column(f"ms, {dtype}", milliseconds(i), ".3f") for i, dtype in enumerate(dtypes)]
-    yield Table((*sizes, *seconds, Column("fastest", fastest)), rows)
+    rows = []
+    for points in zip(*(profile.points for profile in profiles), strict=True):
+        seconds = [point.seconds for point in points]
+        one, fastest = points[0], dtypes[seconds.index(min(seconds))]
+        rows.append((one.nodes, one.batch, one.context, *(f"{each * 1e3:.3f}" for each in seconds), fastest))
+    header = ("nodes", "batch", "context", *(f"ms, {dtype}" for dtype in dtypes), "fastest")
+    yield Table([Column(name, itemgetter(i)) for i, name in enumerate(header)], rows)
     for alone, what in ((True, "without a drafter"), (False, "with one")):
-        names = dict.fromkeys(fastest(row) for row in rows if (row[0].nodes == ONE_NODE) == alone)
+        names = dict.fromkeys(row[-1] for row in rows if (row[0] == ONE_NODE) == alone)
         yield f"fastest {what}: {' or '.join(names) or 'not measured'}"
     yield "each dtype was measured after the one before it; treeopt learn times steps of all dtypes in turn"
 

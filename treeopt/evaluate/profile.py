@@ -35,7 +35,7 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.grow import Growth, grow
 from treeopt.optimize.values import IndependentValues
 from treeopt.policy import Plan, TreePolicy
-from treeopt.progress import Progress, silent
+from treeopt.progress import Meter, Progress, silent
 from treeopt.tree import Tree
 from treeopt.verify.probe import check_trees
 from treeopt.version import VERSION
@@ -135,15 +135,14 @@ def measure_profile(
     pairs = list(itertools.product(chosen.batches, _contexts(chosen.contexts, depth, base)))
     check_trees(base)
     decoders = [_decoder(base, used, tree, record, chosen.kind, draft) for tree in trees]
-    rounds = chosen.repeats + 1  # the first is the warm-up
     points: list[LatencyPoint] = []
-    for i, (batch, context) in enumerate(pairs):
+    meter = Meter(progress)
+    meter.begin(len(pairs) * (chosen.repeats + 1))
+    for batch, context in pairs:
+        meter.note = f"batch {batch}, context {context}"
         with memory_as_error("fewer nodes, shorter contexts or smaller batches"):
-            timing = TimedRounds(decoders, batch, context, rounds)
-            for row in range(rounds):
-                timing.run(drafting=chosen.kind == KINDS[1])
-                progress(i * rounds + row + 1, len(pairs) * rounds, f"batch {batch}, context {context}")
-        points += timing.points()
+            dynamic = chosen.kind == KINDS[1]
+            points += timed_rounds(decoders, batch, context, chosen.repeats, drafting=dynamic, meter=meter)
     return LatencyProfile.from_points(points, _provenance(base, loaded, chosen, record))
 
 
@@ -349,55 +348,43 @@ def prefilled(decoders: Sequence[TreeDecoder], prompts: Tensor, max_new_tokens: 
     return [largest.prefill(list(prompts), max_new_tokens)] * len(decoders)
 
 
-class TimedRounds:
+def timed_rounds(
+    decoders: Sequence[TreeDecoder], batch: int, context: int, repeats: int, *, drafting: bool, meter: Meter
+) -> list[LatencyPoint]:
     """Steps of several decoders after the same texts, timed in turn; one node is first, the largest and deepest last.
 
-    The cache has `context` tokens, at the last round where a decoder reads the text.
+    The cache has `context` tokens, at the last round where a decoder reads the text. With `drafting` drafting alone is
+    timed too. Figures are medians and quartiles of the quieter half of the rounds, after one that warms up; a round is
+    quieter where its steps take less time in all: other load lasts for whole rounds.
     """
-
-    def __init__(self, decoders: Sequence[TreeDecoder], batch: int, context: int, rounds: int) -> None:
-        largest = decoders[-1]
-        self._decoders, self._batch, self._context = decoders, batch, context
-        reads = largest.trees.window > 0
-        # Raises at once where not even the hidden states of the texts fit: texts are made as lists, which takes long.
-        torch.empty(batch, context, largest.base.hidden_size, dtype=largest.base.dtype, device=largest.base.device)
-        texts = (model_texts if reads else random_prompts)(largest.base, batch, context)
-        moves = reads and not largest.base.compile  # compiled steps share no cache that one of them could advance
-        begin = max(1, context - rounds + 1) if moves else context
-        self._texts = texts[:, :begin]
-        self._cached = prefilled(decoders, self._texts, context - begin + largest.trees.depth + 1)
-        self._spent: list[list[float]] = []
-        self._drafting: list[list[float]] = []
-
-    def run(self, *, drafting: bool) -> None:
-        """Time a step of each decoder, and with `drafting` its drafting alone; then go one token on in the text."""
+    rounds, base = repeats + 1, decoders[-1].base
+    window, depth = decoders[-1].trees.window, decoders[-1].trees.depth
+    # Raises at once where not even the hidden states of the texts fit: texts are made as lists, which takes long.
+    torch.empty(batch, context, base.hidden_size, dtype=base.dtype, device=base.device)
+    texts = (model_texts if window else random_prompts)(base, batch, context)
+    moves = window and not base.compile  # compiled steps share no cache that one of them could advance
+    begin = max(1, context - rounds + 1) if moves else context
+    texts = texts[:, :begin]
+    cached = prefilled(decoders, texts, context - begin + depth + 1)
+    found = np.zeros((2, rounds, len(decoders)))
+    for row in range(rounds):
+        length = texts.shape[1]
         steps = [
-            TimedStep(decoder, cached, _read(decoder, self._texts))
-            for decoder, cached in zip(self._decoders, self._cached, strict=True)
+            TimedStep(decoder, rows, texts[:, max(0, length + 1 - max(1, decoder.trees.window)) :])  # with the root
+            for decoder, rows in zip(decoders, cached, strict=True)
         ]
-        pairs = [(step.after_lead_in(), step.drafting_seconds() if drafting else 0.0) for step in steps]
-        self._spent.append([spent for spent, _ in pairs])
-        self._drafting.append([alone for _, alone in pairs])
-        if self._texts.shape[1] < self._context:
-            self._texts = torch.cat([self._texts, self._cached[0].root[:, None]], dim=1)
+        for i, step in enumerate(steps):
+            found[:, row, i] = step.after_lead_in(), step.drafting_seconds() if drafting else 0.0
+        if length < context:  # one token on in the text
+            texts = torch.cat([texts, cached[0].root[:, None]], dim=1)
             steps[0].decoder.step(steps[0].rows)
-            self._cached = [steps[0].rows] * len(steps)
-
-    def points(self) -> list[LatencyPoint]:
-        """Medians and quartiles of the quieter half of the rounds, the first left out; of drafting the median.
-
-        A round is quieter where its steps take less time in all: other load lasts for whole rounds.
-        """
-        spent, drafting = np.array(self._spent[1:]), np.array(self._drafting[1:])
-        quiet = spent.sum(1).argsort(kind="stable")[: -(-len(spent) // 2)]
-        quartiles = np.quantile(spent[quiet], _QUARTILES, axis=0).round(_DIGITS).T.tolist()
-        alone_each = np.median(drafting[quiet], axis=0).round(_DIGITS).tolist()
-        return [
-            LatencyPoint(decoder.trees.nodes, self._batch, self._context, median, low, high, alone or None)
-            for decoder, (low, median, high), alone in zip(self._decoders, quartiles, alone_each, strict=True)
-        ]
-
-
-def _read(decoder: TreeDecoder, texts: Tensor) -> Tensor:
-    """The last tokens of texts [B, T] that a decoder reads, its root left out."""
-    return texts[:, max(0, texts.shape[1] + 1 - max(1, decoder.trees.window)) :]
+            cached = [steps[0].rows] * len(steps)
+        meter.add(1)
+    spent, alone = found[:, 1:]
+    quiet = spent.sum(1).argsort(kind="stable")[: -(-repeats // 2)]
+    quartiles = np.quantile(spent[quiet], _QUARTILES, axis=0).round(_DIGITS).T.tolist()
+    drafted = np.median(alone[quiet], axis=0).round(_DIGITS).tolist()
+    return [
+        LatencyPoint(decoder.trees.nodes, batch, context, median, low, high, each or None)
+        for decoder, (low, median, high), each in zip(decoders, quartiles, drafted, strict=True)
+    ]
