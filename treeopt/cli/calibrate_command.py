@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
-from treeopt.cli.checks import check_belongs, check_inputs
+from treeopt.cli.checks import check_apart, check_belongs, check_inputs
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import (
@@ -145,8 +145,7 @@ def _load(
 def _prompts_of(options: dict[str, Any]) -> str:
     """The name of the prompts or responses, after checks of the options that need no model."""
     scored = options["responses"] is not None
-    if scored and options["prompts"] is not None:
-        raise click.UsageError("give either --prompts or --responses")
+    check_apart("prompts", "responses")
     check_belongs(("temperature",), "generated answers, not to --responses", not scored)
     check_outputs(options, options["output"], suffixes=(".safetensors",))
     return options["responses"] if scored else chosen_prompts(options)

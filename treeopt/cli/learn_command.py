@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -71,10 +70,14 @@ def run(console: Console, **options: Any) -> None:
     For traces to build other trees from, use `treeopt calibrate --drafter FILE` on other prompts. Finished batches are
     stored in OUTPUT.partial, for --resume.
     """
-    drafter = _drafter(options)
+    drafter = chosen_drafter(options, HEADS_NGRAM)
+    if drafter not in LEARNED:
+        raise click.BadParameter(f"{drafter!r} is not {' or '.join(LEARNED)}", param_hint="--drafter")
     check_outputs(options, options["output"], suffixes=(".safetensors",))
     check_inputs()
-    further = _further_dtypes(options)
+    _, *further = dtypes_of(options)
+    if further and options["device_map"] is not None:
+        raise click.UsageError("--device-map takes one --dtype: the model is copied for each further one")
     name, batches, work = chosen_prompts(options), batch_settings(console, options), open_work(options)
     from treeopt.texts.prompts import load_prompts
     from treeopt.verify.probe import check_trees
@@ -111,20 +114,6 @@ def run(console: Console, **options: Any) -> None:
 
 
 command = run
-
-
-def _further_dtypes(options: dict[str, Any]) -> list[str]:
-    _, *further = dtypes_of(options)
-    if further and options["device_map"] is not None:
-        raise click.UsageError("--device-map takes one --dtype: the model is copied for each further one")
-    return further
-
-
-def _drafter(options: Mapping[str, Any]) -> str:
-    drafter = chosen_drafter(options, HEADS_NGRAM)
-    if drafter not in LEARNED:
-        raise click.BadParameter(f"{drafter!r} is not {' or '.join(LEARNED)}", param_hint="--drafter")
-    return drafter
 
 
 def _report(console: Console, found: LearnedDrafter, output: str, base: Base, loaded: LoadedHeads | None) -> None:

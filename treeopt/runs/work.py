@@ -349,15 +349,15 @@ class Work(BatchRun[Chunk]):
                 return False
         except OSError as error:  # for example a name that is too long with the suffix
             raise TreeoptError(Code.FILE_UNWRITABLE, f"{self.folder} cannot be written: {error.strerror}") from error
+        fault = ""
         if self.folder.is_symlink() or not self.folder.is_dir():
-            kind = "a link" if self.folder.is_symlink() else "a file"
-            what = f"{self.folder} is {kind}, but unfinished work is written to a folder of this name"
-            raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it away, or choose another name with -o")
-        other = next((file for file in sorted(self.folder.iterdir()) if not _is_ours(file)), None)
-        if other is not None:
-            what = f"{self.folder} holds {other.name}, which treeopt did not write"
-            why = "unfinished work is written to this folder, which is deleted at the end"
-            raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix="move it away, or choose another name with -o")
+            fault = "is a link" if self.folder.is_symlink() else "is a file"
+        elif others := [file.name for file in self.folder.iterdir() if not _is_ours(file)]:
+            fault = f"holds {min(others)}, which treeopt did not write"
+        if fault:
+            why = "unfinished work is written to a folder of this name, which is deleted at the end"
+            fix = "move it away, or choose another name with -o"
+            raise TreeoptError(Code.FILE_UNWRITABLE, f"{self.folder} {fault}", why=why, fix=fix)
         return True
 
     def _write(self, file: Path, arrays: Mapping[str, NDArray[Any]], data: Mapping[str, Any]) -> None:

@@ -28,7 +28,6 @@ ANSWERS = ("output", "response", "completion", "answer")
 # Fields with the user turns of a dialogue: in the files of MT-bench and Spec-Bench; in the hub's MT-bench.
 _TURNS = ("turns", "prompt")
 _ROW_DIGITS = 8
-_TURN_DIGITS = 2
 # Rows that work, by field, in the order in which faults are named.
 _EXAMPLES = {
     "messages": '{"messages": [{"role": "user", "content": "..."}]}',
@@ -87,7 +86,7 @@ class Prompt:
     @property
     def dialogue(self) -> str:
         """The id of the dialogue's first turn: without the suffix that `after` adds to later ones."""
-        return self.id.removesuffix(_turn_suffix(self.turn)) if self.turn > 1 else self.id
+        return self.id.rpartition(".")[0] if self.turn > 1 else self.id
 
     def after(self, answer: str) -> Prompt:
         """The prompt of the next turn, after this answer."""
@@ -96,7 +95,7 @@ class Prompt:
         turn = self.turn + 1
         return dataclasses.replace(
             self,
-            id=self.dialogue + _turn_suffix(turn),
+            id=f"{self.dialogue}.{turn:02}",
             messages=(*self.messages, *said),
             answer=None,
             turn=turn,
@@ -111,11 +110,6 @@ class PromptSet:
     name: str
     sha256: str
     prompts: tuple[Prompt, ...]
-
-
-def _turn_suffix(turn: int) -> str:
-    """What the id of a later turn has after that of the first one."""
-    return f".{turn:0{_TURN_DIGITS}}"
 
 
 def request(text: str) -> Prompt:
