@@ -189,7 +189,7 @@ def test_presets_are_listed() -> None:
         ([*LLAMA, "--shared-lm-head"], 2, "--num-heads"),
         ([*LLAMA, "--fit", "p.yaml"], 3, "E201"),
         ([*LLAMA, "--fit", "p.yaml", "--fit", "./p.yaml"], 2, "--fit ./p.yaml is given twice"),
-        (["plan", "--presets", "--nodes", "7"], 2, "--presets is given alone, without --nodes"),
+        (["plan", "--presets", "--nodes", "7"], 2, "give either --presets or --nodes"),
         ([*LLAMA, "--host-seconds", "1e308"], 3, "from 0 to 86400"),
         ([*LLAMA, "--calibration", "c.safetensors"], 3, "E201"),
         ([*LLAMA, "-o", "plan.svg"], 3, "E204"),

@@ -6,7 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,13 +49,6 @@ def check_once(name: str, files: Sequence[str]) -> None:
     twice = [file for i, file in enumerate(files) if places[i] in places[:i]]
     if twice:
         raise click.UsageError(f"{option_of(name)} {twice[0]} is given twice")
-
-
-def check_alone(name: str, options: Mapping[str, Any]) -> None:
-    """Raise a usage error where another option is given beside one that uses none."""
-    others = [option_of(other) for other in options if other != name and given(other)]
-    if others:
-        raise click.UsageError(f"{option_of(name)} is given alone, without {others[0]}")
 
 
 def check_apart(*names: str) -> None:

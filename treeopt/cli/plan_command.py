@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.checks import check_alone, check_apart, check_belongs, check_once, check_suffix, given
+from treeopt.cli.checks import check_apart, check_belongs, check_once, check_suffix, given
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.numbers import FiniteRange, numbers_option
@@ -76,7 +76,7 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.view.charts import render_plan
 
     if options["presets"]:
-        check_alone("presets", options)
+        check_apart(*options)
         console.report(*presets([NAMED[name].shape(name) for name in NAMED]))
         console.result({})
         return

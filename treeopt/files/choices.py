@@ -18,14 +18,12 @@ from typing import Any
 
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.read import parse_json
-from treeopt.files.strict_yaml import MAX_DEPTH, TREE_FORMATS, refusal
+from treeopt.files.strict_yaml import TREE_FORMATS, refusal
 from treeopt.tree import Tree
 
 MAX_PYTHON = 1_000_000  # characters of a Python literal: its parser takes a thousand times as much memory
 # White space and comments, then a bracket, `name =`, or `name: list[list[int]] = [`.
 _BEGIN = re.compile(r"(?:\s|#[^\n]*(?:\n|\Z))*(?:[\[(]|\w+\s*=(?!=)|\w+\s*:[\w\s.,\[\]]*=\s*[\[(])")
-# Comments, strings and brackets.
-_BRACKETS = re.compile(r"#[^\n]*|\"[^\"\n]*\"?|'[^'\n]*'?|[\[({]|[\])}]")
 _FIX = "a list such as [[0], [1], [0, 0]], with or without `name =` in front of it"
 
 
@@ -59,7 +57,6 @@ def literal(path: Path, text: str) -> Any:
     """The value of a text in JSON, or of one Python literal with or without `name =`; nothing is executed."""
     if "\0" in text:
         raise _fault(path, 1, 1, "holds zero bytes, as text in UTF-16 does, and is not UTF-8 text")
-    _check_depth(path, text)
     with contextlib.suppress(ValueError):  # Python, or not a list
         return parse_json(text, finite=False)
     if len(text) > MAX_PYTHON:
@@ -99,20 +96,6 @@ def _only_value(path: Path, body: list[ast.stmt]) -> ast.expr:
             return value
         case line:
             raise _fault(path, line.lineno, line.col_offset + 1, "is not a list of paths")
-
-
-def _check_depth(path: Path, text: str) -> None:
-    """Refuse deep nesting before a recursive parser reads the text."""
-    depth = 0
-    for found in _BRACKETS.finditer(text):
-        if found[0] in "[({":
-            depth += 1
-            if depth > MAX_DEPTH:
-                line = text.count("\n", 0, found.start()) + 1
-                column = found.start() - text.rfind("\n", 0, found.start())
-                raise _fault(path, line, column, f"is nested more than {MAX_DEPTH} deep")
-        elif found[0] in "])}":
-            depth -= 1
 
 
 def _fault(path: Path, line: int, column: int, what: str) -> TreeoptError:

@@ -14,7 +14,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from treeopt.errors import Code, TreeoptError
 from treeopt.view.report_data import PARTS
 from treeopt.view.report_figures import (
     FILTERS,
@@ -27,7 +26,6 @@ from treeopt.view.report_figures import (
 )
 from treeopt.view.svg import STYLE
 
-MAX_BYTES = 500_000
 _TEMPLATES = "treeopt.view.templates"
 _POLICY = "default-src 'none'; style-src '{style}'; script-src '{script}'; base-uri 'none'; form-action 'none'"
 _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}  # they would end the data's element
@@ -46,13 +44,7 @@ def render_report(data: Mapping[str, Any]) -> str:
     policy = _POLICY.format(style=content_hash(style), script=content_hash(script))
     whole = {**dict.fromkeys(PARTS), **data}
     head = {"style": style, "script": script, "policy": policy, "embedded": embedded_json(data)}
-    page = environment.get_template("report.html.j2").render(data=whole, **head, **_figures(data))
-    size = len(page.encode())
-    if size > MAX_BYTES:
-        what = f"the report would have {size:,} bytes; at most {MAX_BYTES:,} are written"
-        why = "it is a file to send; a few inputs belong to one report"
-        raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix="give fewer calibrations and validations")
-    return page
+    return environment.get_template("report.html.j2").render(data=whole, **head, **_figures(data))
 
 
 def content_hash(text: str) -> str:

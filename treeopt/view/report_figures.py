@@ -33,7 +33,6 @@ SOURCES = {
     "drafter": ("other", "P"),
     "unknown": ("other", "?"),
 }
-_ORDINALS = {1: "st", 2: "nd", 3: "rd"}
 
 
 def heat(share: float) -> int:
@@ -142,14 +141,9 @@ def _token(text: str, token: int, sources: Mapping[str, int | None] | None) -> d
 
 
 def _in_words(sources: Mapping[str, int | None]) -> str:
-    """`accepted draft: n-gram 1st, head 3rd`."""
-    parts = [name if rank is None else f"{name} {_ordinal(rank + 1)}" for name, rank in sources.items()]
+    """`accepted draft: n-gram rank 0, head rank 2`."""
+    parts = [name if rank is None else f"{name} rank {rank}" for name, rank in sources.items()]
     return f"accepted draft: {', '.join(parts) or 'source not known'}"
-
-
-def _ordinal(place: int) -> str:
-    suffix = "th" if place % 100 in (11, 12, 13) else _ORDINALS.get(place % 10, "th")
-    return f"{place}{suffix}"
 
 
 def source_legend(decoding: Mapping[str, Any]) -> list[dict[str, Any]]:
