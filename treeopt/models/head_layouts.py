@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.models.base import DTYPES
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.tensors import State, invalid, listed, misfit
 
@@ -253,7 +254,8 @@ def _scaled(state: State, config: Mapping[str, Any], name: str) -> tuple[State, 
     if unused or lacking:
         raise invalid(name, f"has weights that are not FP8 with a weight_scale: {listed(unused + lacking)}")
     plain = [tensor.dtype for key, tensor in state.items() if key not in quantised | scales]
-    dtype = plain[0] if plain else _named_dtype(config)
+    named = str(config.get("dtype") or config.get("torch_dtype"))
+    dtype = plain[0] if plain else DTYPES.get(named, torch.bfloat16)
     result = {key: tensor for key, tensor in state.items() if key not in scales}
     for key in quantised:
         scale = state[key + _SCALE].float()
@@ -261,9 +263,3 @@ def _scaled(state: State, config: Mapping[str, Any], name: str) -> tuple[State, 
             raise invalid(name, f"has a {key + _SCALE} of {list(scale.shape)}, neither one value nor one for each row")
         result[key] = (state[key].float() * scale.reshape(-1, 1)).to(dtype)
     return result, [f"FP8 weights are multiplied by their scales, in {str(dtype).removeprefix('torch.')}"]
-
-
-def _named_dtype(config: Mapping[str, Any]) -> torch.dtype:
-    """The floating-point type in a config; bfloat16 where there is none."""
-    names = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-    return names.get(str(config.get("dtype") or config.get("torch_dtype")), torch.bfloat16)

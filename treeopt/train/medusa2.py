@@ -30,7 +30,7 @@ from treeopt.train.lora import Adapted, adapted
 from treeopt.train.loss import IGNORED, joint_head_losses, kl_loss, lm_loss, next_tokens, targets, weighted
 from treeopt.train.medusa1 import Trained, new_heads, save_trained, weights_of
 from treeopt.train.settings import SINE, JointSettings
-from treeopt.train.trainer import HeadsOnBase, HeadsTrainer, no_tally, prefix_of
+from treeopt.train.trainer import HeadsOnBase, HeadsTrainer, prefix_of
 
 
 def heads_weight(settings: JointSettings, step: int, steps: int) -> float:
@@ -67,7 +67,6 @@ class JointModel(HeadsOnBase):
         self.heads_weight = self.heads_learning_rate = 0.0  # lambda_0 and rate, changed before each step
         self._adapted = (adapted,)
         self.settings = settings
-        self._lm_tally = no_tally((4,), adapted.base.device)
 
     def forward(self, ids: Tensor, answers: Tensor) -> dict[str, Tensor]:
         """The loss of a batch from `data.collate`."""
@@ -87,15 +86,6 @@ class JointModel(HeadsOnBase):
         self.count(losses.detach(), hidden.detach(), true, adapted.plain_lm_head() if read else lm_head)
         return {"loss": loss + self.heads_weight * weighted(losses)}
 
-    def take_lm_tally(self) -> Tensor:
-        """float64 [4]: summed loss, divergence and original loss, and tokens. Resets the tally."""
-        tally, self._lm_tally = self._lm_tally, no_tally((4,), self._lm_tally.device)
-        return tally
-
-    def reset(self) -> None:
-        super().reset()
-        self.take_lm_tally()
-
     def _lm_loss(self, adapted: Adapted, ids: Tensor, rows: Tensor, hidden: Tensor, following: Tensor) -> Tensor:
         """L_LM, which is counted; in evaluation all of cross-entropy, divergence and original loss are counted."""
         lm_head, original = adapted.base.lm_head, adapted.original
@@ -109,7 +99,7 @@ class JointModel(HeadsOnBase):
         if not (self.settings.self_distill and self.training):
             loss = lm_loss(lm_head, hidden, following)
         counted = torch.stack([loss.detach(), divergence.detach(), original_loss, torch.ones_like(original_loss)])
-        self._lm_tally += counted * len(following)
+        self.tally[-1, :4] += counted * len(following)
         return divergence if self.settings.self_distill else loss
 
 
@@ -140,27 +130,25 @@ class JointTrainer(HeadsTrainer):
         model.heads_learning_rate = float(self.optimizer.param_groups[-1]["lr"])
         return super().training_step(*given, **options)
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+    def add_base(self, logs: dict[str, float], *sums: float) -> None:
         model = self.accelerator.unwrap_model(self.model)
-        *sums, trials = self.accelerator.reduce(model.take_lm_tally(), "sum").tolist()
-        if trials:
-            loss, divergence, original_loss = (total / trials for total in sums)
-            if not math.isfinite(loss + divergence):
-                what = f"the base's loss is not finite at step {self.state.global_step}"
-                raise TreeoptError(Code.NOT_FINITE, what, fix="lower --learning-rate, or check the base model")
-            prefix = prefix_of(logs)
-            if prefix:
-                self.base_score = BaseScore(loss, original_loss, divergence, int(trials))
-                found = {"lm_loss": loss, "original_lm_loss": original_loss, "kl": divergence}
-                logs |= {prefix + name: value for name, value in found.items()}
-            else:
-                logs |= {"kl": divergence} if model.settings.self_distill else {"lm_loss": loss}
-                logs |= {"heads_weight": model.heads_weight, "heads_learning_rate": model.heads_learning_rate}
-        super().log(logs, start_time)
+        *totals, trials = sums
+        loss, divergence, original_loss = (total / trials for total in totals)
+        if not math.isfinite(loss + divergence):
+            what = f"the base's loss is not finite at step {self.state.global_step}"
+            raise TreeoptError(Code.NOT_FINITE, what, fix="lower --learning-rate, or check the base model")
+        prefix = prefix_of(logs)
+        if prefix:
+            self.base_score = BaseScore(loss, original_loss, divergence, int(trials))
+            found = {"lm_loss": loss, "original_lm_loss": original_loss, "kl": divergence}
+            logs |= {prefix + name: value for name, value in found.items()}
+        else:
+            logs |= {"kl": divergence} if model.settings.self_distill else {"lm_loss": loss}
+            logs |= {"heads_weight": model.heads_weight, "heads_learning_rate": model.heads_learning_rate}
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         model = self.accelerator.unwrap_model(self.model)
-        model.heads_weight = heads_weight(model.settings, 1, 1)  # that of the end of the run
+        model.heads_weight = model.settings.heads_weight  # that of the end of the run
         return super().evaluate(*args, **kwargs)
 
 

@@ -196,7 +196,7 @@ def _check_trained(model: HeadsOnBase, examples: Sequence[Example]) -> None:
     """Raise E504 where the loss is not finite after the last step; logged losses are those before a step."""
     batch = {name: ids.to(model.heads.bias.device) for name, ids in collate(examples).items()}
     loss = model(**batch)["loss"]
-    model.reset()
+    model.take_tally()
     if not torch.isfinite(loss):
         what = "the heads' loss is not finite after the last step"
         raise TreeoptError(Code.NOT_FINITE, what, fix="lower --learning-rate, and start again with --force")

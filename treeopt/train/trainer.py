@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,8 @@ class HeadsOnBase(nn.Module):
         self.heads = heads
         self.counts_hits = False
         self._base = (base,)
-        self._tally = no_tally((heads.num_heads, 3 + TOPS), base.device)
+        counts = torch.float32 if base.device.type == "mps" else torch.float64  # mps has no float64
+        self.tally = torch.zeros(heads.num_heads + 1, 3 + TOPS, dtype=counts, device=base.device)
 
     def forward(self, ids: Tensor, answers: Tensor) -> dict[str, Tensor]:
         """The loss of a batch from `data.collate`."""
@@ -59,21 +60,22 @@ class HeadsOnBase(nn.Module):
         return {"loss": weighted(losses)}
 
     def take_tally(self) -> Tensor:
-        """float64 [H, 3 + 5]: summed loss, its trials, trials of the hits, top-1 .. top-5 hits. Resets the tally."""
-        tally, self._tally = self._tally, no_tally(self._tally.shape, self._tally.device)
-        return tally
+        """[H + 1, 3 + 5]: summed loss, its trials, trials of the hits, top-1 .. top-5 hits of each head. Resets it.
 
-    def reset(self) -> None:
-        self.take_tally()
+        The last row is of the base: summed loss, divergence and original loss, and tokens.
+        """
+        tally, self.tally = self.tally, torch.zeros_like(self.tally)
+        return tally
 
     def count(self, losses: Tensor, hidden: Tensor, true: Tensor, lm_head: nn.Linear) -> None:
         """Add a batch to the tally; arguments as of `head_losses`, whose result is `losses`."""
         trials = (true != IGNORED).sum(0)
-        self._tally[:, 0] += losses * trials
-        self._tally[:, 1] += trials
+        of_heads = self.tally[:-1]
+        of_heads[:, 0] += losses * trials
+        of_heads[:, 1] += trials
         if self.counts_hits:
-            self._tally[:, 2] += trials
-            self._tally[:, 3:] += hits(self.heads, hidden, true, lm_head)
+            of_heads[:, 2] += trials
+            of_heads[:, 3:] += hits(self.heads, hidden, true, lm_head)
 
 
 class HeadsTrainer(Trainer):
@@ -91,8 +93,9 @@ class HeadsTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         tally = self.accelerator.reduce(self.accelerator.unwrap_model(self.model).take_tally(), "sum")
-        if tally[:, 1].any():
-            self.scores = _scores(tally)
+        if tally[:-1, 1].any():
+            self.add_base(logs, *tally[-1, :4].tolist())
+            self.scores = _scores(tally[:-1])
             wrong = [str(h) for h, score in enumerate(self.scores, start=1) if not math.isfinite(score.loss)]
             if wrong:
                 what = f"the loss of head {', '.join(wrong)} is not finite at step {self.state.global_step}"
@@ -105,6 +108,9 @@ class HeadsTrainer(Trainer):
         if self.is_world_process_zero():
             lines = [_without_clock(line) for line in self.state.log_history if "train_runtime" not in line]
             write_text(self.metrics_file, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def add_base(self, logs: dict[str, float], *sums: float) -> None:
+        """Add the base's losses to a log line, where they are counted; `sums` is the last row of the tally."""
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self.accelerator.unwrap_model(self.model).counts_hits = True
@@ -136,11 +142,6 @@ class Watch(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._progress(state.global_step, state.max_steps, self._note)
-
-
-def no_tally(shape: Sequence[int], device: torch.device) -> Tensor:
-    counts = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
-    return torch.zeros(*shape, dtype=counts, device=device)
 
 
 def prefix_of(logs: Mapping[str, float]) -> str:
