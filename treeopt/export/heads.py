@@ -17,7 +17,6 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable, make_folder, write_files
 from treeopt.files.configurations import with_stored
@@ -46,7 +45,7 @@ class ConvertedHeads:
 
     Args:
         files: those written, the weights first.
-        notes: what a user must know to serve them.
+        notes: what was written beside the given tensors.
     """
 
     files: tuple[Path, ...]
@@ -126,7 +125,7 @@ def convert_heads(
         config |= {"treeopt": origin} if (origin := with_stored({})) else {}
         content[CONFIG_FILE] = (json.dumps(_named(base) | config, indent=1) + "\n").encode()
     write_files({place / file: raw for file, raw in content.items()})
-    return ConvertedHeads(tuple(place / file for file in content), (*notes, *_advice(heads, to, place)))
+    return ConvertedHeads(tuple(place / file for file in content), tuple(notes))
 
 
 def _with_lm_heads(heads: MedusaHeads, base: Base | str | os.PathLike[str] | None, notes: list[str]) -> MedusaHeads:
@@ -206,22 +205,3 @@ def _vllm_config(heads: MedusaHeads, state: Mapping[str, Tensor]) -> dict[str, A
         "medusa_fc_bias": True,
         "dtype": str(heads.bias.dtype).removeprefix("torch."),
     }
-
-
-def _advice(heads: MedusaHeads, to: str, place: Path) -> list[str]:
-    """What a user must know to serve the files."""
-    blocks, made = heads.bias.shape[0], ENGINES["medusa"].max_depth
-    config = {"method": "medusa", "model": str(place), "num_speculative_tokens": heads.num_heads}
-    known = {
-        "nxdi": [f"{NXDI_FILE} belongs into the folder of the base model, whose state it is merged into"],
-        "vllm": [f"vllm serve BASE --speculative-config '{json.dumps(config)}'", "vLLM drafts a chain, no tree"],
-        "tgi": [
-            f"text-generation-launcher --model-id {place} --speculate {heads.num_heads}",
-            "TGI drafts a chain, no tree",
-        ],
-    }
-    loader = f"FasterDecoding's loader makes {made} heads, whatever the config says; these are {heads.num_heads}"
-    ties = f"FasterDecoding's code ties the {blocks} blocks of a head to one; TensorRT-LLM does not"
-    shared = "TensorRT-LLM and medusa_model.py need LM heads: --with-lm-heads"
-    holds = {loader: heads.num_heads != made, ties: blocks > 1, shared: heads.lm_head is None}
-    return known.get(to, [note for note, true in holds.items() if true])

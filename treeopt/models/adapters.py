@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
-from treeopt.files.atomic import check_folder, make_folder
+from treeopt.files.atomic import check_folder, check_writable, make_folder
 from treeopt.files.configurations import with_stored
 from treeopt.files.read import read_bytes
 from treeopt.models.devices import is_offloaded
@@ -35,7 +35,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 NOTE_FILE = "treeopt.json"
 # Of peft's settings, those in which adapters of treeopt differ.
 _SETTINGS = {"r", "lora_alpha", "lora_dropout", "target_modules", "base_model_name_or_path", "inference_mode"}
-_SETTINGS |= {"peft_type", "peft_version", "fan_in_fan_out"}
+_SETTINGS |= {"peft_version", "fan_in_fan_out"}
 _WHOLE = "a device_map of accelerators alone, or a base that was merged on a machine that holds it (docs/training.md)"
 _TRAINING = "treeopt train --stage 2 writes adapters"
 
@@ -99,9 +99,6 @@ def _check_config(file: Path, weights: Path) -> None:
     Other settings of peft import modules, read other files, or take memory that the weights do not state.
     """
     config = read_config(file)
-    kind = config.get("peft_type")
-    if kind != "LORA":
-        raise TreeoptError(Code.FILE_INVALID, f"{file} is of peft_type {kind!r}, not LORA", fix=_TRAINING)
     odd = odd_settings(config)
     if odd:
         what = f"{file} has settings that treeopt does not use: {', '.join(odd)[:200]}"
@@ -189,15 +186,10 @@ def _digest(weights: bytes, config: bytes) -> str:
 
 
 def check_adapter_writable(folder: Path, *, overwrite: bool) -> None:
-    """Check that an adapter can be written to a folder."""
-    check_folder(folder)
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    other = names - {CONFIG_FILE, WEIGHTS_FILE, NOTE_FILE}
-    if other or (names and NOTE_FILE not in names):
-        shown = ", ".join(sorted(other or names)[:3])
-        what = f"{folder} holds files that treeopt train did not write: {shown}"
+    """Check that an adapter can be written to a folder: it is empty, or has one of ours that is to be replaced."""
+    if not check_folder(folder).is_dir() or not any(folder.iterdir()):
+        return
+    if not (folder / NOTE_FILE).is_file():
+        what = f"{folder} holds files that treeopt train did not write"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move them away, or choose another folder with -o")
-    if names and not overwrite:
-        raise TreeoptError(
-            Code.FILE_EXISTS, f"{folder} holds an adapter", fix="another folder with -o, or --force to replace it"
-        )
+    check_writable(folder / NOTE_FILE, overwrite=overwrite)

@@ -29,8 +29,8 @@ _MARK = "whole.json"
 _PREFIX = "checkpoint-"
 
 
-def check_unfinished(heads: Path, *, resume: bool, overwrite: bool) -> Path:
-    """The folder of the checkpoints, after checking that a run can begin or continue there."""
+def check_unfinished(heads: Path, *, resume: bool, overwrite: bool) -> None:
+    """Check that a run can begin or continue in the folder of its checkpoints."""
     folder = heads / FOLDER
     if folder.exists() and not folder.is_dir():
         what = f"{folder} is a file, but checkpoints would be written to a folder of this name"
@@ -46,7 +46,6 @@ def check_unfinished(heads: Path, *, resume: bool, overwrite: bool) -> Path:
     if begun and not (resume or overwrite):
         what = f"{heads} holds an unfinished run"
         raise TreeoptError(Code.FILE_EXISTS, what, fix="continue with --resume, or start again with --force")
-    return folder
 
 
 def begin(folder: Path, begun: Mapping[str, Any]) -> None:

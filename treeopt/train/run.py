@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -154,16 +153,11 @@ def run_job(
 def check_outputs(folder: Path, inputs: Sequence[str], *, resume: bool, overwrite: bool) -> None:
     """Check, before any work, that a run can begin or continue in a folder."""
     check_heads_writable(folder, overwrite=overwrite or resume)
-    removed = Path(os.path.realpath(checkpoints.check_unfinished(folder, resume=resume, overwrite=overwrite)))
+    checkpoints.check_unfinished(folder, resume=resume, overwrite=overwrite)
     if folder.exists():
         check_writable(folder / METRICS_FILE, overwrite=overwrite or resume)
-    for name in inputs:
-        path = Path(os.path.realpath(Path(name).expanduser()))
-        for file in (METRICS_FILE, CONFIG_FILE, WEIGHT_FILES[0]):
-            check_no_input(folder / file, path)
-        if os.path.exists(path) and removed in (path, *path.parents):
-            what = f"{name} lies among the checkpoints, which are deleted at the end of the run"
-            raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it elsewhere, or choose another folder with -o")
+    for file in (METRICS_FILE, CONFIG_FILE, WEIGHT_FILES[0]):
+        check_no_input(folder / file, *inputs)
 
 
 def _train(trainer: HeadsTrainer, checkpoint: Path | None, job: TrainingRun) -> None:
