@@ -22,7 +22,7 @@ from treeopt.calibrate.results import merge_calibrations
 from treeopt.calibrate.shards import load_shard
 from treeopt.cli.configuration import _read as read_options
 from treeopt.export.acceptance import read_acceptance
-from treeopt.export.lint import lint_file
+from treeopt.export.lint import lint_tree
 from treeopt.export.trees import import_tree
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.configurations import configuration_yaml, stored_configuration
@@ -177,7 +177,7 @@ _TREES = "load_tree", "_read_plan", "read_text"
 _RESULTS = "load_result", "load_json"
 READERS: dict[str, Reader] = {
     "tree": Reader(load_tree, "t.yaml", seeds.trees, damage_yaml, _TREES),
-    "tree for engines": Reader(lambda path: lint_file(str(path), ["medusa"]), "t.yaml", seeds.trees, damage_yaml, ()),
+    "tree for engines": Reader(lambda path: lint_tree(path, "medusa"), "t.yaml", seeds.trees, damage_yaml, ()),
     "tree of an engine": Reader(import_tree, "t.txt", seeds.engine_trees, damage_json, ("import_tree",)),
     "growmap (.pt)": Reader(import_tree, "t.pt", seeds.growmaps, damage_zip, ("read_growmap_pt",), slow=True),
     "policy": Reader(load_plan, "p.yaml", seeds.policies, damage_yaml, ("load_plan",)),

@@ -42,7 +42,7 @@ _STATUSES = {"E301": EXIT_ENVIRONMENT, "E501": EXIT_NOT_LOSSLESS, "E505": EXIT_B
 _FIXES = {
     "E101": "build again with a smaller --max-depth, or use heads with as many levels",
     "E102": "build with a smaller --max-rank",
-    "E103": "treeopt show TREE --for all names each fault; treeopt build makes a tree",
+    "E103": "remove or add the path that the message names; treeopt build makes a tree",
     "E104": "treeopt list prints the names",
     "E105": "another engine in --for; treeopt show TREE --for ENGINE prints the rules",
     "E106": "give --calibration",

@@ -18,7 +18,7 @@ from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
 from treeopt.export import lint, trees
 from treeopt.export.growmaps import adjacency_text
-from treeopt.export.lint import DRAFT_ROWS, ERROR, WARNING, check_exportable, lint_list, lint_tree
+from treeopt.export.lint import DRAFT_ROWS, ERROR, WARNING, check_exportable, lint_tree
 from treeopt.export.trees import import_tree
 from treeopt.optimize.build_job import BuildJob
 from treeopt.tree import Tree
@@ -28,20 +28,6 @@ def rules(paths: list[Any], engine: str, **options: Any) -> list[tuple[str, str,
     """Rule, severity and number of paths of each finding."""
     found = lint_tree(Tree.from_paths(paths), engine, **options)
     return [(one.rule, one.severity, one.count) for one in found]
-
-
-def test_rules_of_lists() -> None:
-    """Types, the root, paths twice and paths without the one above; three paths are named and all are counted."""
-    found = list(lint_list([[0], (1,), [], [0], [3, 0], [4, 0], [5, 0], [6, 0], [True], [-1], "a", 7]))
-    assert [(one.rule, one.count, one.severity) for one in found] == [
-        ("types", 0, ERROR), ("types", 0, ERROR), ("root", 0, ERROR), ("duplicate", 1, ERROR), ("orphan", 4, ERROR),
-    ]  # fmt: skip
-    assert found[0].what == "4 entries are not lists of whole numbers from 0, such as [True]"
-    assert found[3].what == "1 path ([0]) more than once"
-    assert found[4].what == "4 paths ([3, 0], [4, 0], [5, 0], ...) without the path above"
-    assert found[4].paths == ((3, 0), (4, 0), (5, 0))
-    assert found[4].fix == "add [3] and the paths above it, or remove these"
-    assert not list(lint_list([[0], [1], [0, 0]]))
 
 
 def test_rules_of_engines() -> None:

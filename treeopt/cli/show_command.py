@@ -100,20 +100,20 @@ def _show_plan(console: Console, name: str, calibration: str | None) -> None:
 
 def _show_rules(console: Console, name: str, engine: str, num_heads: int | None) -> None:
     """Print the rules of engines that a tree breaks."""
-    from treeopt.export.lint import lint_file
+    from treeopt.export.lint import ERROR, lint_tree
+    from treeopt.files.trees import load_tree
 
-    names = list(ENGINES) if engine == _ALL else [engine]
-    found = lint_file(name, names, num_heads=num_heads)
-    for finding in found.findings:
-        where = f" [{finding.engine}]" if finding.engine else ""
-        console.say(f"{finding.severity}: {finding.rule}{where}: {finding.what}")
+    names, tree = list(ENGINES) if engine == _ALL else [engine], load_tree(name)
+    findings = [finding for one in names for finding in lint_tree(tree, one, num_heads=num_heads)]
+    for finding in findings:
+        console.say(f"{finding.severity}: {finding.rule} [{finding.engine}]: {finding.what}")
         console.say(f"  why: {finding.why}" + (f"\n  fix: {finding.fix}" if finding.fix else ""))
-    for one in names if found.tree is not None else ():
-        faults = sum(error.engine == one for error in found.errors)
+    errors = [finding.engine for finding in findings if finding.severity == ERROR]
+    for one in names:
+        faults = errors.count(one)
         console.say(f"{one:11} {counted(faults, 'error') if faults else 'ok'}")
-    more = {"engines": names, "valid": found.tree is not None}
-    console.result({**picked(found, "nodes", "findings"), **more})
-    if found.tree is None or (engine != _ALL and found.errors):
+    console.result({"nodes": tree.nodes, "findings": findings, "engines": names})
+    if engine != _ALL and errors:
         click.get_current_context().exit(EXIT_INPUT)
 
 

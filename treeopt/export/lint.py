@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TypeGuard
 
 from treeopt.calibration import Calibration
 from treeopt.defaults import HEADS, MODEL
@@ -17,10 +15,8 @@ from treeopt.engines import ANY_DRAFT, EAGLE_DRAFT, ENGINES, HEADS_DRAFT, MODEL_
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts
 from treeopt.export.growmaps import shown
 from treeopt.facts import Fact, Part, picked
-from treeopt.files.choices import is_choices, literal
 from treeopt.files.drafters import load_drafter
-from treeopt.files.strict_yaml import TREE_FORMATS, read_text
-from treeopt.files.trees import GivenTree, as_tree, load_tree
+from treeopt.files.trees import GivenTree, as_tree
 from treeopt.optimize.build_job import BuildJob, Built, run_job
 from treeopt.optimize.intervals import Gain, gain_of_sums, replayed_gain
 from treeopt.progress import Progress, silent
@@ -40,7 +36,7 @@ class Finding:
     Args:
         rule: its id.
         severity: `error` or `warning`.
-        engine: the engine whose rule it is; empty for a rule of every tree.
+        engine: the engine whose rule it is.
         what: the fault, with the values.
         why: what the engine does with such a tree.
         fix: a command or an edit.
@@ -78,36 +74,6 @@ def lint_tree(tree: GivenTree, engine: str, *, num_heads: int | None = None) -> 
         check_counts(0, num_heads=num_heads)
     found = _broken(as_tree(tree), ENGINES[engine], num_heads)
     return sorted(found, key=lambda finding: finding.severity != ERROR)
-
-
-def refusing_engines(tree: Tree) -> list[str]:
-    """The names of the engines that `check_exportable` refuses the tree for."""
-    return [name for name in ENGINES if any(finding.severity == ERROR for finding in lint_tree(tree, name))]
-
-
-def lint_list(paths: Sequence[object]) -> Iterator[Finding]:
-    """The rules of every tree that a list of candidate paths breaks; they need no engine."""
-    rule = Code.TREE_INVALID.rule
-    wrong = [path for path in paths if not _is_path(path)]
-    if wrong:
-        what = f"{len(wrong)} entries are not lists of whole numbers from 0, such as {shown(wrong[0])}"
-        yield _finding("types", what, "write every path as a list of whole numbers, such as [0, 2]", rule)
-    if len({type(path) for path in paths if isinstance(path, (list, tuple))}) > 1:
-        why = "engines sort the paths, and Python does not compare a list with a tuple"
-        yield _finding("types", "lists and tuples are mixed", "write all paths as lists", why)
-    listed: list[RankPath] = [tuple(path) for path in paths if _is_path(path)]
-    known = {(), *listed}
-    if () in listed:
-        yield _finding("root", "[] is listed", "remove []: the root is not a path", "the root is implicit")
-    twice = [path for path, times in Counter(listed).items() if path and times > 1]
-    if twice:
-        yield _finding("duplicate", f"{_named(twice)} more than once", "keep each path once", rule, paths=twice)
-    orphans = [path for path in dict.fromkeys(listed) if path and path[:-1] not in known]
-    if orphans:
-        what = f"{_named(orphans)} without the path above"
-        why = "TensorRT-LLM attaches such a node to the root without a word; Medusa and NxDI stop with an error"
-        fix = f"add {list(orphans[0][:-1])} and the paths above it, or remove these"
-        yield _finding("orphan", what, fix, why, paths=orphans)
 
 
 def gaps(paths: Sequence[RankPath], levels: int) -> list[RankPath]:
@@ -239,14 +205,10 @@ def _finding(
     why: str,
     *,
     paths: Sequence[RankPath] = (),
-    engine: Engine | None = None,
+    engine: Engine,
     severity: str = ERROR,
 ) -> Finding:
-    return Finding(rule, severity, engine.name if engine else "", what, why, fix, tuple(paths[:_SHOWN]), len(paths))
-
-
-def _is_path(path: object) -> TypeGuard[Sequence[int]]:
-    return isinstance(path, (list, tuple)) and all(type(rank) is int and rank >= 0 for rank in path)
+    return Finding(rule, severity, engine.name, what, why, fix, tuple(paths[:_SHOWN]), len(paths))
 
 
 def _named(paths: Sequence[RankPath]) -> str:
@@ -281,7 +243,7 @@ class Constrained:
 
 def engines_report(tree: Tree) -> Iterator[Part]:
     """The engines that refuse a tree."""
-    refusing = refusing_engines(tree)
+    refusing = [name for name in ENGINES if any(finding.severity == ERROR for finding in lint_tree(tree, name))]
     yield Fact(None, refusing, key="not_exportable_to")
     if refusing:
         names = ", ".join(refusing)
@@ -305,37 +267,3 @@ def build_for(calibration: Calibration, job: BuildJob, *, progress: Progress = s
         return Constrained(built, replayed_gain(free.tree, built.tree, built.fitted), False, tuple(findings))
     gain = gain_of_sums(built.fitted.token_hashes, one, other)
     return Constrained(built, gain, True, tuple(findings))
-
-
-@dataclass(frozen=True)
-class LintReport:
-    """The rules that the tree of a file breaks."""
-
-    tree: Tree | None  # None where the paths are not one
-    nodes: int  # then 1 + the number of the list's entries
-    findings: tuple[Finding, ...]
-
-    @property
-    def errors(self) -> tuple[Finding, ...]:
-        """The findings that are errors."""
-        return tuple(finding for finding in self.findings if finding.severity == ERROR)
-
-
-def lint_file(name: str, engines: Sequence[str], *, num_heads: int | None = None) -> LintReport:
-    """The rules of some engines that the tree of a file, or of `treeopt list`, breaks, or those of every tree."""
-    entries = _entries(name)
-    if found := tuple(lint_list(entries)):
-        return LintReport(None, 1 + len(entries), found)
-    tree = load_tree(name)
-    broken = (finding for engine in engines for finding in lint_tree(tree, engine, num_heads=num_heads))
-    return LintReport(tree, tree.nodes, tuple(broken))
-
-
-def _entries(name: str) -> list[object]:
-    """The entries of a file with a list in JSON or Python; none of any other file or name."""
-    path = Path(name)
-    if not path.is_file():
-        return []
-    text = read_text(path, TREE_FORMATS).decode("utf-8-sig", errors="replace")
-    found = literal(path, text) if is_choices(text) else None
-    return list(found) if isinstance(found, (list, tuple)) else []
