@@ -211,16 +211,17 @@ def test_cut_at_end(answer: list[int], eos: Sequence[int], cut: list[int]) -> No
     assert cut_at_end(answer, eos) == cut
 
 
-def test_run_calibration_too_long(base: Base, loaded: LoadedHeads, shared: Path) -> None:
+def test_run_calibration_too_long(base: Base, loaded: LoadedHeads) -> None:
     """Prompts that do not fit together with the new tokens are skipped, counted and named, never cut."""
-    prompts = load_prompts(str(shared / "data" / "alpaca_eval.json"), limit=60)
+    requests = ["One day a bird sang. " * times for times in (1, 80, 3, 60, 90, 120)]
+    prompts = PromptSet("made", "sha", tuple(Prompt(f"made:{i:08}", None, text, None) for i, text in enumerate(requests)))
     lengths = {p.id: len(encode(p, base.tokenizer, chat_template=True)[0]) for p in prompts.prompts}
-    run = run_calibration(base, loaded, prompts, max_new_tokens=400, responses=False, batch_size=60)
+    run = run_calibration(base, loaded, prompts, max_new_tokens=40, responses=False, batch_size=6)
     assert [(skip.prompt_id, skip.tokens) for skip in run.skipped] == [
-        (prompt_id, tokens) for prompt_id, tokens in lengths.items() if tokens > 512 - 400
+        (prompt_id, tokens) for prompt_id, tokens in lengths.items() if tokens > 512 - 40
     ]
-    assert 0 < len(run.skipped) < 60
-    assert run.calibration.sequences == 60 - len(run.skipped)
+    assert 0 < len(run.skipped) < len(requests)
+    assert run.calibration.sequences == len(requests) - len(run.skipped)
     assert set(run.calibration.prompt_ids).isdisjoint(skip.prompt_id for skip in run.skipped)
 
 

@@ -148,6 +148,7 @@ def test_processes_that_decode_something_else_are_an_error() -> None:
     assert other.code is Code.PROCESSES_DIFFER
 
 
+@pytest.mark.slow
 def test_dialogues_stay_whole() -> None:
     """Later turns follow the answers to the turns before, in the process that made these, or are skipped."""
     turns = [{"turns": ["import os", f"def f{i}():", "x" * (900 if i == 1 else 3)]} for i in range(3)]

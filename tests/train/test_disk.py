@@ -66,6 +66,7 @@ def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(total=10**12, free=size))
 
 
+@pytest.mark.slow
 @looped("shared_head", [False, True])
 def test_room_is_checked_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_head: bool) -> None:
     """Three checkpoints of weights and two moments, a megabyte of logs: a byte less is E403 before anything is made."""

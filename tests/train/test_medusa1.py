@@ -14,7 +14,7 @@ import pytest
 import torch
 from looped import looped
 from runs import SMALL, Cut, assert_same_run, cut_at, metrics, noise, walks
-from tiny import HIDDEN, VOCAB, chat_base, cycle_base, tiny_base
+from tiny import HIDDEN, VOCAB, but_slow, chat_base, cycle_base, tiny_base
 from torch import nn
 
 from treeopt.errors import Code, TreeoptError
@@ -163,7 +163,7 @@ def test_same_run_twice(tmp_path: Path, unbroken: Path) -> None:
     assert (tmp_path / "other" / name).read_bytes() != (unbroken / name).read_bytes()
 
 
-@looped("step", [1, 4, 5, 12])
+@pytest.mark.parametrize("step", but_slow([1, 4, 5, 12], 1, 5))
 def test_resume_is_an_unbroken_run(tmp_path: Path, unbroken: Path, step: int) -> None:
     """Cut off at any step, before the first checkpoint (step 4) too, the resumed run ends bit for bit the same."""
     with pytest.raises(Cut):
@@ -361,6 +361,7 @@ def test_saved_heads_are_the_trained_ones(tmp_path: Path, dtype: torch.dtype, sh
     assert made_by["data"] == ["sha0"]
 
 
+@pytest.mark.slow
 def test_mixed_precision(tmp_path: Path) -> None:
     """With bf16 the heads' weights stay float32 and move much as without."""
     settings = dataclasses.replace(SMALL, steps=4, learning_rate=1e-3)

@@ -102,6 +102,7 @@ def test_resume_with_distillation_and_given_heads(tmp_path: Path) -> None:
     assert_same_joint_run(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.slow
 @looped("self_distill", [False, True])
 @looped("family", ["llama", "gpt2"])
 def test_given_model_and_heads_do_not_change(tmp_path: Path, family: str, self_distill: bool) -> None:
@@ -343,6 +344,7 @@ def test_refused_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_tokenizer_of_a_model_object(tmp_path: Path) -> None:
     """A model of transformers without a folder is trained on plain texts with `tokenizer=`, as with a `Base`."""
     chat = chat_base()

@@ -11,7 +11,7 @@ from helpers import random_tree
 from looped import looped
 from random_trees import compile_parents
 from refusals import refusal_of
-from tiny import TREE_FAMILIES, VOCAB, WINDOW, random_heads, tiny_base
+from tiny import TREE_FAMILIES, VOCAB, WINDOW, but_slow, random_heads, tiny_base
 from torch import Tensor
 
 from treeopt.decode.decoder import TreeDecoder
@@ -99,7 +99,7 @@ def own_trees(seed: int, rows: int, nodes: int, depth: int) -> tuple[list[Tree],
     return trees, compile_parents(torch.tensor([tree.parents for tree in trees]), depth)
 
 
-@looped("family", TREE_FAMILIES)
+@pytest.mark.parametrize("family", but_slow(TREE_FAMILIES, "llama", "gpt2", "qwen2-mixed"))
 @looped("lengths", [[WINDOW - 4], [PREFIX], [PREFIX, 3, WINDOW - 2]])
 @torch.inference_mode()
 def test_verify_own_trees(family: str, lengths: list[int]) -> None:
