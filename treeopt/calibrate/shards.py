@@ -16,6 +16,7 @@ from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.texts.prompts import Skipped
 
 SCHEMA = "treeopt.shard/1"
+_SAME, _LEFT_OUT = ("batches", "settings", "heads", "answers_cut"), ("skipped", "turns_skipped")
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,9 @@ def save_shard(part: CalibrationShard, path: str | os.PathLike[str], *, overwrit
     """Write a shard; equal content gives equal bytes."""
     arrays, header = content_of(part.calibration, path)
     header |= {
-        **{"schema": SCHEMA, "shard": part.shard.index, "shards": part.shard.count, "settings": dict(part.settings)},
-        **{name: getattr(part, name) for name in ("batches", "heads", "answers_cut")},
-        **{name: list(map(vars, getattr(part, name))) for name in ("skipped", "turns_skipped")},
+        **{"schema": SCHEMA, "shard": part.shard.index, "shards": part.shard.count},
+        **{name: getattr(part, name) for name in _SAME},
+        **{name: list(map(vars, getattr(part, name))) for name in _LEFT_OUT},
     }
     write_arrays(path, arrays, header, overwrite=overwrite)
 
@@ -95,13 +96,5 @@ def load_shard(path: str | os.PathLike[str]) -> CalibrationShard:
     arrays, found = read_arrays(path, SCHEMA)
     with reading(path, "shard of a calibration"):
         header = of_json(_ShardHeader, found)
-        return CalibrationShard(
-            calibration=calibration_from(arrays, header, path),
-            shard=Shard(header.shard, header.shards),
-            batches=header.batches,
-            settings=header.settings,
-            heads=header.heads,
-            answers_cut=header.answers_cut,
-            skipped=header.skipped,
-            turns_skipped=header.turns_skipped,
-        )
+        more: dict[str, Any] = {name: getattr(header, name) for name in (*_SAME, *_LEFT_OUT)}
+        return CalibrationShard(calibration_from(arrays, header, path), Shard(header.shard, header.shards), **more)

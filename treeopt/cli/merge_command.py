@@ -8,10 +8,9 @@ from typing import Any
 import click
 
 from treeopt.cli.calibrate_command import report_calibration
-from treeopt.cli.checks import check_suffix
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
-from treeopt.cli.options import force_option
+from treeopt.cli.options import check_outputs, force_option
 from treeopt.defaults import CALIBRATION_FILE
 
 
@@ -27,10 +26,7 @@ def run(console: Console, **options: Any) -> None:
 
     Calibrations of other prompts with the same model, drafter and settings give one of all texts.
     """
-    from treeopt.files.outputs import check_output
-
-    check_output(options["output"], force=options["force"], inputs=options["files"])
-    check_suffix(options["output"], ".safetensors")
+    check_outputs(options, options["output"], suffixes=(".safetensors",))
     from treeopt.calibrate.results import merge_calibrations
     from treeopt.files.calibrations import SCHEMA, save_calibration
     from treeopt.files.strict_yaml import schema_of

@@ -118,8 +118,6 @@ class BatchRun(Generic[T]):
 
     def agree(self, what: str, value: str) -> None:
         """Raise E406 unless all processes have computed the same value; `what` names it."""
-        if self.team is None:
-            return
         values = self._meet(self._next(), value)
         other = next((i for i, one in enumerate(values) if one != values[0]), None)
         if other is not None:
