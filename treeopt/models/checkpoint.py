@@ -90,14 +90,12 @@ def wrong_settings(model: PreTrainedModel) -> Iterator[str]:
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and (not isinstance(limit, int) or limit < 0):
         yield f"max_position_embeddings is {limit!r}"
-    settings = model.generation_config
-    ends = settings.eos_token_id
-    for end in ends if isinstance(ends, (list, tuple)) else () if ends is None else (ends,):
-        if not isinstance(end, int) or isinstance(end, bool):
-            yield f"eos_token_id is {end!r}, not a token id"
-    pad = settings.pad_token_id
-    if pad is not None and (not isinstance(pad, int) or isinstance(pad, bool)):
-        yield f"pad_token_id is {pad!r}, not a token id"
+    for name in ("eos_token_id", "pad_token_id"):
+        given = getattr(model.generation_config, name)
+        several = name == "eos_token_id" and isinstance(given, (list, tuple))
+        for token in given if several else [given]:
+            if token is not None and type(token) is not int:
+                yield f"{name} is {token!r}, not a token id"
 
 
 def plain_reason(error: BaseException) -> str:

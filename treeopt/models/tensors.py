@@ -107,13 +107,9 @@ def check_shards(folder: Path) -> None:
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise TreeoptError(Code.FILE_INVALID, f"{file} has no weight_map from weights to files")
         names = sorted(set(shards.values()))
-        elsewhere = next((name for name in names if leaves_folder(name)), None)
-        if elsewhere is not None:
-            what = f"{file} names weights in {elsewhere!r}, which is not in its folder"
-            raise TreeoptError(Code.FILE_INVALID, what, why=_ONLY_BESIDE)
-        linked = next((name for name in names if not _stays(folder / name, folder)), None)
-        if linked is not None:
-            what = f"{file} names weights in {linked!r}, which is a link to another folder, or not the name of a file"
+        odd = next((name for name in names if leaves_folder(name) or not _stays(folder / name, folder)), None)
+        if odd is not None:
+            what = f"{file} names weights in {odd!r}, which is not in its folder, or a link to another folder"
             fix = "put the files of weights into the folder, or name the folder that they are in"
             raise TreeoptError(Code.FILE_INVALID, what, why=_ONLY_BESIDE, fix=fix)
 

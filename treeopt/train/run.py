@@ -176,13 +176,10 @@ def _train(trainer: HeadsTrainer, checkpoint: Path | None, job: TrainingRun) -> 
 
 def _disk_needed(job: TrainingRun, trained: int) -> int:
     """Most bytes of a run on disk at once, beyond those of existing checkpoints; `trained` is a number of weights."""
-    saved = trained * int(job.base.dtype.itemsize)
     checkpoint = 3 * 4 * trained  # weights and AdamW's two moments, in float32
-    written = math.ceil(job.steps / int(job.arguments.save_steps))
-    # Two checkpoints are kept; a third is written before the oldest is deleted.
-    most = max(min(3, written) * checkpoint, min(2, written) * checkpoint + saved)
     held = sum(path.stat().st_size for path in job.checkpoints.rglob("*") if path.is_file())
-    return most + _LOGS - held
+    # Two checkpoints are kept; a third, or the smaller file of the heads, is written before the oldest is deleted.
+    return 3 * checkpoint + _LOGS - held
 
 
 @torch.no_grad()
