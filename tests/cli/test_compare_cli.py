@@ -118,8 +118,8 @@ def test_picture_holds_every_figure_and_is_the_same_again() -> None:
     """The bars are the methods that ran; a lossy one is named; equal figures give equal bytes."""
     bars = [bar_of(*row) for row in picture_rows([made()])]
     assert bars == [
-        Bar("autoregressive", 1, 1.0, 1.0, 1.0, 1.0, lossless=True),
-        Bar("ngram, static", 16, 2.0, 1.5, 1.4, 1.625, lossless=False),
+        Bar("autoregressive", 1.0, 1.0, 1.0, 1.0, lossless=True),
+        Bar("ngram, static", 2.0, 1.5, 1.4, 1.625, lossless=False),
     ]
     picture = render_bars(bars, "title\x07 of $mine")
     assert picture == render_bars(bars, "title of $mine")
@@ -130,7 +130,7 @@ def test_picture_holds_every_figure_and_is_the_same_again() -> None:
 
 def test_slower_methods_are_drawn_as_such() -> None:
     """A bar below 1 has another color and the word, and its figures stand right of the dotted line."""
-    bars = [Bar("a", 4, 1.5, speed, speed, speed, True) for speed in (0.93, 1.5)]
+    bars = [Bar("a", 1.5, speed, speed, speed, True) for speed in (0.93, 1.5)]
     [axes] = bars_figure(bars, "").axes
     assert len({patch.get_facecolor() for patch in axes.patches}) == 2
     [slow, fast] = axes.texts

@@ -350,7 +350,7 @@ def test_sources_of_tokens() -> None:
 
 def test_bars_by_hand() -> None:
     """Lengths, colors and quartiles; a method that was not timed has no length."""
-    bars = [Bar("a", 4, 2.0, 1.5, 1.25, 2.0, True), Bar("b", 4, 2.0, None, None, None, False)]
+    bars = [Bar("a", 2.0, 1.5, 1.25, 2.0, True), Bar("b", 2.0, None, None, None, False)]
     [axes] = bars_figure(bars, "t").axes
     first, second = axes.patches
     assert (first.get_width(), second.get_width()) == (1.5, 0.0)

@@ -257,7 +257,6 @@ class Bar:
 
     Args:
         name: of the method.
-        nodes: that it verifies in a step at most.
         tokens_per_step: its mean acceptance length.
         speedup: median over the repeats; None where nothing was timed.
         low: lower quartile; None as `speedup`.
@@ -266,7 +265,6 @@ class Bar:
     """
 
     name: str
-    nodes: int
     tokens_per_step: float
     speedup: float | None
     low: float | None
@@ -283,7 +281,7 @@ def bar_of(row: Mapping[str, Any], name: str = "") -> Bar:
     """The bar of a row of a comparison's JSON."""
     low, high = (row["quartiles"] or {}).get("speedup") or (row["speedup"], row["speedup"])
     figures = row["mean_acceptance_length"], row["speedup"], low, high
-    return Bar(name or row["method"], row["nodes"] or 1, *figures, lossless=bool(row["lossless"]))
+    return Bar(name or row["method"], *figures, lossless=bool(row["lossless"]))
 
 
 def render_bars(bars: Sequence[Bar], title: str) -> str:

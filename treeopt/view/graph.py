@@ -48,13 +48,10 @@ def _piped(dot: graphviz.Digraph, file_format: str) -> bytes:
             why="treeopt writes .svg and .dot; graphviz draws all other formats",
             fix="install graphviz (Debian: apt-get install graphviz), or use -o tree.svg",
         ) from error
-    except graphviz.CalledProcessError as error:
-        said = (error.stderr or b"").decode(errors="replace").strip() or "no message"
-        raise TreeoptError(Code.FILE_UNWRITABLE, f"dot failed: {said.splitlines()[0]}", fix="-o tree.svg") from error
-    except ValueError as error:
-        raise TreeoptError(
-            Code.FILE_UNWRITABLE, f"graphviz cannot write .{file_format} files", fix="-o tree.svg"
-        ) from error
+    except (graphviz.CalledProcessError, ValueError) as error:
+        said = bytes(getattr(error, "stderr", None) or b"").decode(errors="replace").strip() or str(error)
+        what = f"graphviz cannot write a .{file_format} file: {said.splitlines()[0]}"
+        raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="-o tree.svg") from error
 
 
 def _digraph(scene: Scene, title: str) -> graphviz.Digraph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -173,16 +174,6 @@ def percent(value: float | None, digits: int = 1) -> Any:
     return _data(value, 100, digits, " %")
 
 
-def times(value: float | None) -> Any:
-    """A speedup: `2.16x`, with the multiplication sign."""
-    return _data(value, unit="\u00d7")
-
-
-def milliseconds(value: float | None) -> Any:
-    """Seconds as milliseconds."""
-    return _data(value, 1000, unit=" ms")
-
-
 def _data(value: float | None, scale: int = 1, digits: int = 2, unit: str = "") -> Any:
     from markupsafe import Markup
 
@@ -195,8 +186,8 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "heat": heat,
     "number": number,
     "percent": percent,
-    "times": times,
-    "milliseconds": milliseconds,
+    "times": functools.partial(_data, unit="\u00d7"),  # a speedup: `2.16x`, with the multiplication sign
+    "milliseconds": functools.partial(_data, scale=1000, unit=" ms"),  # of seconds
 }
 
 
