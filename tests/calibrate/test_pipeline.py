@@ -214,7 +214,9 @@ def test_cut_at_end(answer: list[int], eos: Sequence[int], cut: list[int]) -> No
 def test_run_calibration_too_long(base: Base, loaded: LoadedHeads) -> None:
     """Prompts that do not fit together with the new tokens are skipped, counted and named, never cut."""
     requests = ["One day a bird sang. " * times for times in (1, 80, 3, 60, 90, 120)]
-    prompts = PromptSet("made", "sha", tuple(Prompt(f"made:{i:08}", None, text, None) for i, text in enumerate(requests)))
+    prompts = PromptSet(
+        "made", "sha", tuple(Prompt(f"made:{i:08}", None, text, None) for i, text in enumerate(requests))
+    )
     lengths = {p.id: len(encode(p, base.tokenizer, chat_template=True)[0]) for p in prompts.prompts}
     run = run_calibration(base, loaded, prompts, max_new_tokens=40, responses=False, batch_size=6)
     assert [(skip.prompt_id, skip.tokens) for skip in run.skipped] == [
