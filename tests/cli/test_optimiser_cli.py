@@ -22,7 +22,7 @@ from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.curve import default_sizes
-from treeopt.optimize.select_method import MEDUSA, Fitter
+from treeopt.optimize.select_method import Fitter, candidates
 from treeopt.optimize.tree_builder import build_tree, tree_limits
 
 
@@ -146,11 +146,13 @@ def test_contradictory_options_exit_2(name: str) -> None:
 
 def test_curve_without_profile(calibration: Calibration) -> None:
     """Tokens per step of every size on texts left out; no seconds, no best; the picture is written."""
-    data = treeopt_json("curve", "--largest", "24", "--values", "independent", "--weights", "uniform")
-    assert (data["best"], data["method"], data["output"]) == (None, "independent, uniform", "curve.svg")
+    data = treeopt_json("curve", "--largest", "24")
+    fitter = Fitter(calibration, tree_limits(calibration, 24))
+    method = fitter.choose(candidates("joint", "visits")).method
+    assert (data["best"], data["method"], data["output"]) == (None, str(method), "curve.svg")
     sizes = [point["nodes"] for point in data["points"]]
     assert sizes == default_sizes(24)
-    found = Fitter(calibration, tree_limits(calibration, 24)).cross_validated_sums(MEDUSA, sizes)
+    found = fitter.cross_validated_sums(method, sizes)
     for point, sums in zip(data["points"], found, strict=True):
         assert point["tokens_per_step"] == calibration.positions / sums.steps.sum()
         assert point["prediction"]["low"] <= point["sampling"]["low"] <= point["tokens_per_step"]

@@ -23,7 +23,7 @@ from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.replay import replay
-from treeopt.optimize.select_method import MEDUSA, Fitter
+from treeopt.optimize.select_method import Fitter, candidates
 from treeopt.optimize.tree_builder import tree_limits
 
 
@@ -84,10 +84,11 @@ def test_show_prints_the_standard_error() -> None:
 
 def test_curve_is_of_sums(traces: Calibration) -> None:
     """The points of the curve are sums of probabilities."""
-    data = treeopt_json("curve", "--largest", "6", "--values", "independent", "--weights", "uniform")
+    data = treeopt_json("curve", "--largest", "6")
     sizes = [point["nodes"] for point in data["points"]]
     fitter = Fitter(traces, tree_limits(traces, 6))
-    found = [sums.tokens_per_step for sums in fitter.cross_validated_sums(MEDUSA, sizes)]
+    method = fitter.choose(candidates("joint", "visits")).method
+    found = [sums.tokens_per_step for sums in fitter.cross_validated_sums(method, sizes)]
     assert [point["tokens_per_step"] for point in data["points"]] == found
 
 

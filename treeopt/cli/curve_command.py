@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.checks import check_belongs, check_suffix, given
+from treeopt.cli.checks import check_belongs, check_suffix
 from treeopt.cli.console import Console, command
 from treeopt.cli.options import (
     calibration_option,
@@ -19,22 +18,12 @@ from treeopt.cli.options import (
     step_options,
     temperature_option,
 )
-from treeopt.defaults import (
-    CURVE_LARGEST,
-    DEFAULT_VALUES,
-    DEFAULT_WEIGHTS,
-    KINDS,
-    MAX_NODES,
-    ONE_NODE,
-    VALUES,
-    WEIGHTS,
-)
+from treeopt.defaults import CURVE_LARGEST, KINDS, MAX_NODES, ONE_NODE
 from treeopt.files.outputs import PICTURE, write_marked
 from treeopt.progress import late
 
 if TYPE_CHECKING:
     from treeopt.optimize.curve import Timing
-    from treeopt.optimize.select_method import Method
 
 
 _LARGEST_HELP = f"Largest tree, at most {MAX_NODES:,} nodes [default: the profile's, else {CURVE_LARGEST}]."
@@ -46,8 +35,6 @@ _LARGEST_HELP = f"Largest tree, at most {MAX_NODES:,} nodes [default: the profil
 @click.option("--profile", help="Seconds per step, from `treeopt profile`: adds overhead and speedup.")
 @step_options
 @click.option("--largest", type=click.IntRange(min=1), help=_LARGEST_HELP)
-@click.option("--values", type=click.Choice(VALUES), default=DEFAULT_VALUES, help="As build.")
-@click.option("--weights", type=click.Choice(WEIGHTS), default=DEFAULT_WEIGHTS, help="As build.")
 @max_rank_option
 @temperature_option
 @force_option
@@ -76,9 +63,9 @@ def run(console: Console, **options: Any) -> None:
         check_priced(timing.profile, calibration, options["kind"])
     console.warn(*profile_for_others(timing.profile if timing else None, calibration))
     more = {"kind": options["kind"], "largest": options["largest"], "top_k": ranks_of(options)}
-    methods = _methods(options)
+    check_belongs(("max_rank",), "--kind static", holds=options["kind"] == KINDS[0])
     with console.progress("curve") as progress:
-        curve = calibration_curve(calibration, timing, methods=methods, **more, progress=late(progress))
+        curve = calibration_curve(calibration, timing, **more, progress=late(progress))
     from treeopt.view.charts import render_curve
 
     write_marked(options["output"], render_curve(curve), PICTURE, console.configuration)
@@ -103,13 +90,3 @@ def _timing(options: dict[str, Any]) -> Timing | None:
     timing = Timing(load_profile(options["profile"]), options["batch"], options["context"])
     timing.seconds(ONE_NODE)  # speedups refer to one node: fail before any work
     return timing
-
-
-def _methods(options: dict[str, Any]) -> Sequence[Method] | None:
-    """The methods of static trees to choose from."""
-    from treeopt.optimize.select_method import candidates
-
-    if options["kind"] == KINDS[1]:
-        check_belongs(("values", "weights", "max_rank"), "--kind static", holds=False)
-        return None
-    return candidates(options["values"], options["weights"], exactly=given("values") and given("weights"))

@@ -32,12 +32,11 @@ def run(console: Console, file: str, output: str, force: bool) -> None:
     tree = found.tree
     size = f"{counted(tree.nodes, 'node')}, depth {tree.depth}, {counted(len(tree.leaves), 'leaf')}"
     console.say(f"{file} is {found.layout}: {size}")
-    for name, lines in (("dropped", found.dropped), ("assumed", found.assumed)):
-        for line in lines:
-            console.say(f"{name:9} {line}")
+    for line in found.assumed:
+        console.say(f"assumed   {line}")
     console.note(f"wrote {output}")
     found_tree = picked(tree, "nodes", "depth", "paths")
-    console.result({**picked(found, "layout", "dropped", "assumed"), **found_tree, "output": output})
+    console.result({**picked(found, "layout", "assumed"), **found_tree, "output": output})
 
 
 command = run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +107,6 @@ _PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 PATHS = "a list of paths"
 ADJACENCY, GROWMAP = "a token tree of NxD Inference", "a growmap of Sequoia"
 _MODEL_RANKS = (ADJACENCY, GROWMAP)  # layouts whose ranks are those of a draft model
-_DERIVED = ("roots, branches, mask and depth, which follow from the children",)
 
 
 @dataclass(frozen=True)
@@ -118,13 +116,11 @@ class Imported:
     Args:
         tree: the tree; its source names the file.
         layout: the name of the format.
-        dropped: what the file has and the tree has not.
         assumed: what the file does not say.
     """
 
     tree: Tree
     layout: str
-    dropped: tuple[str, ...]
     assumed: tuple[str, ...]
 
 
@@ -142,7 +138,7 @@ def import_tree(path: str | os.PathLike[str]) -> Imported:
     """
     file = Path(path)
     if _head(file).startswith(_PICKLES):
-        return _imported(file, tree_of_growmap(_pt(file), fault_of(file, GROWMAP)), GROWMAP, _DERIVED)
+        return _imported(file, tree_of_growmap(_pt(file), fault_of(file, GROWMAP)), GROWMAP)
     text = read_text(file, FORMATS).decode("utf-8-sig", errors="replace")
     if "\ufffd" in text:
         raise refusal(file, "is not UTF-8 text", FORMATS)
@@ -154,35 +150,18 @@ def import_tree(path: str | os.PathLike[str]) -> Imported:
         raise refusal(file, "holds no tree in a format that is known", FORMATS)
     content = literal(file, text)
     if not isinstance(content, Mapping):
-        return _of_list(file, text, content)
+        if isinstance(content, (list, tuple)) and len(content) >= MAX_NODES:
+            raise refusal(file, f"lists {len(content):,} paths; a tree has {MAX_NODES:,} nodes at most", FORMATS)
+        return _imported(file, tree_of_literal(file, content), PATHS)
     if set(content) & set(KEYS):
-        return _imported(file, tree_of_growmap(content, fault_of(file, GROWMAP)), GROWMAP, (*_DERIVED, *_words(text)))
-    return _imported(file, tree_of_adjacency(content, fault_of(file, ADJACENCY)), ADJACENCY, tuple(_words(text)))
+        return _imported(file, tree_of_growmap(content, fault_of(file, GROWMAP)), GROWMAP)
+    return _imported(file, tree_of_adjacency(content, fault_of(file, ADJACENCY)), ADJACENCY)
 
 
-def _of_list(file: Path, text: str, content: Any) -> Imported:
-    """The tree of the paths in a file."""
-    if isinstance(content, (list, tuple)) and len(content) >= MAX_NODES:
-        raise refusal(file, f"lists {len(content):,} paths; a tree has {MAX_NODES:,} nodes at most", FORMATS)
-    tree = tree_of_literal(file, content)
-    order = [tuple(path) for path in content] != list(tree.paths)
-    sorted_again = ("the order of the list: paths are sorted by (length, path)",) if order else ()
-    return _imported(file, tree, PATHS, (*sorted_again, *_words(text)))
-
-
-def _words(text: str) -> Iterator[str]:
-    """What a text has beside its list or mapping."""
-    if "#" in text:
-        yield "comments"
-    name = re.match(r"(?:\s|#[^\n]*\n)*([A-Za-z_]\w*)\s*[:=]", text)
-    if name:
-        yield f"the name {name[1]}"
-
-
-def _imported(file: Path, tree: Tree, layout: str, dropped: tuple[str, ...]) -> Imported:
+def _imported(file: Path, tree: Tree, layout: str) -> Imported:
     meaning = "the engine's draft model" if layout in _MODEL_RANKS else "the heads"
     assumed = (f"the ranks are those of {meaning}: the file does not name a drafter",)
-    return Imported(Tree(tree.paths, source={"reference": f"{file.name}, {layout}"}), layout, dropped, assumed)
+    return Imported(Tree(tree.paths, source={"reference": f"{file.name}, {layout}"}), layout, assumed)
 
 
 def _head(file: Path) -> bytes:

@@ -217,7 +217,11 @@ def choose_dynamic_tree(
         check_priced(profile, calibration, KINDS[1])
     if nodes is None:
         assert profile is not None
-        best = _fastest_tree(calibration, profile)
+        batch = profile.batches[0]
+        largest = min(profile.largest(batch), most_nodes(calibration))
+        sizes = default_sizes(largest)[1:]  # between them tokens per step are interpolated
+        known = [1.0] + [best_shape(calibration, size)[1].tokens_per_step for size in sizes]
+        best = best_budget(np.interp(np.arange(1, largest + 1), [ONE_NODE, *sizes], known), profile, batch)
         if best.nodes == ONE_NODE:
             return TreeChoice(None, None, best)
         nodes = best.nodes
@@ -226,16 +230,6 @@ def choose_dynamic_tree(
         return TreeChoice(shape, replay, None)
     tokens = np.full(nodes, replay.tokens_per_step)
     return TreeChoice(shape, replay, budget_at(tokens, profile, nodes, profile.batches[0]))
-
-
-def _fastest_tree(calibration: Calibration, profile: LatencyProfile) -> Budget:
-    """The fastest size; tokens per step are interpolated between some sizes."""
-    batch = profile.batches[0]
-    largest = min(profile.largest(batch), most_nodes(calibration))
-    sizes = default_sizes(largest)[1:]
-    known = [1.0] + [best_shape(calibration, size)[1].tokens_per_step for size in sizes]
-    expected = np.interp(np.arange(1, largest + 1), [ONE_NODE, *sizes], known)
-    return best_budget(expected, profile, batch)
 
 
 def best_shape(calibration: Calibration, nodes: int) -> tuple[DynamicTree, Replay]:

@@ -82,15 +82,13 @@ def calibration_curve(
     *,
     kind: str = KINDS[0],
     largest: int | None = None,
-    methods: Sequence[Method] | None = None,
     top_k: int = DEFAULT_TOP_K,
     option: str = "--largest",
     progress: Progress = silent,
 ) -> Curve:
     """The curve of trees of a kind up to `largest` nodes, and up to the largest of a profile.
 
-    Static trees are those of the best of `methods`, by default of the defaults. An error names `option` as the one of
-    `largest`.
+    Static trees are those of the best method, as `build` chooses it. An error names `option` as the one of `largest`.
     """
     bounds = [] if largest is None else [largest]
     bounds += [min(timing.largest, MAX_NODES)] if timing else []
@@ -100,8 +98,8 @@ def calibration_curve(
     limits = tree_limits(calibration, most, top_k=top_k)
     check_size(limits, calibration.num_heads, option)
     fitter = Fitter(calibration, limits, progress=progress)
-    chosen = fitter.choose(methods or candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS))
-    return measure_curve(fitter, chosen.method, default_sizes(most), timing)
+    method = fitter.choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS)).method
+    return measure_curve(fitter, method, default_sizes(most), timing)
 
 
 def measure_curve(fitter: Fitter, method: Method, sizes: Sequence[int], timing: Timing | None = None) -> Curve:

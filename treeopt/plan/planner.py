@@ -68,14 +68,13 @@ LOGARITHM = Acceptance()
 
 
 def calibrated_acceptance(
-    calibration: Calibration, largest: int, *, name: str = "", kind: str = KINDS[0], progress: Progress = silent
+    calibration: Calibration, largest: int, *, kind: str = KINDS[0], progress: Progress = silent
 ) -> Acceptance:
     """Tokens per step by a calibration: the curve of `treeopt curve`, static trees cross-validated.
 
     Args:
         calibration: the traces of a drafter.
         largest: the largest size.
-        name: of the drafter; by default that of its file, or `heads`.
         kind: static trees, or those of each step.
         progress: called after each fold.
 
@@ -86,17 +85,17 @@ def calibrated_acceptance(
     check_counts(largest=largest)
     check_choice("kind", kind, KINDS)
     source = calibration.provenance
-    shown = name or (PurePath(source.drafter).name or source.drafter_id if source.drafter_id else HEADS)
+    name = PurePath(source.drafter).name or source.drafter_id or HEADS
     most = min(largest, MAX_NODES)
     curve = calibration_curve(calibration, kind=kind, largest=most, option="--nodes", progress=progress)
     provenance = {
         "heads": source.heads,
         "heads_id": source.heads_id,
         **({"drafter": source.drafter_id} if source.drafter_id else {}),
-        "drafter_name": shown,
+        "drafter_name": name,
     }
     sizes, tokens = (tuple(getattr(point, name) for point in curve.points) for name in ("nodes", "tokens_per_step"))
-    return Acceptance(shown, sizes, tokens, kind, tuple(provenance.items()), source.model)
+    return Acceptance(name, sizes, tokens, kind, tuple(provenance.items()), source.model)
 
 
 @dataclass(frozen=True)
