@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,13 +11,9 @@ from treeopt.cli.checks import check_once, given, several
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import warn_edited
 from treeopt.cli.options import check_outputs, force_option
-from treeopt.defaults import KINDS, MAX_NODES
+from treeopt.defaults import MAX_NODES
 from treeopt.files.outputs import REPORT, write_marked
 from treeopt.progress import late
-
-if TYPE_CHECKING:
-    from treeopt.calibration import Calibration
-    from treeopt.optimize.curve import Curve, Timing
 
 
 @command("report")
@@ -39,7 +35,6 @@ def run(console: Console, **options: Any) -> None:
     Every input is optional, and one is needed.
     """
     from treeopt.optimize.build_report import fitted_texts
-    from treeopt.optimize.curve import calibration_curve
     from treeopt.view.report import render_report
     from treeopt.view.report_data import PARTS, report_data, without_folders
     from treeopt.view.report_inputs import INPUTS, report_inputs
@@ -50,16 +45,12 @@ def run(console: Console, **options: Any) -> None:
     check_once("validation", options["validation"])
     check_outputs(options, options["output"], kind=REPORT, suffixes=(".html",))
     warn_edited(console, options["tree"])
-
-    def curve(calibration: Calibration, timing: Timing | None, kind: str) -> Curve:
-        if kind == KINDS[0]:
-            console.warn(*fitted_texts(calibration))
-        with console.progress("curve") as progress:
-            largest = options["largest"]
-            return calibration_curve(calibration, timing, kind=kind, largest=largest, progress=late(progress))
-
     paths = {name: [path for path in several(options[name]) if path is not None] for name in INPUTS}
-    data = report_data(report_inputs(paths, curve, options["title"]))
+    with console.progress("curves") as progress:
+        inputs = report_inputs(paths, options["title"], largest=options["largest"], progress=late(progress))
+    for one in inputs.calibrations:
+        console.warn(*fitted_texts(one.calibration))
+    data = report_data(inputs)
     page = render_report(data)
     write_marked(options["output"], page, REPORT, without_folders(console.configuration))
     written = Path(options["output"]).stat().st_size

@@ -19,8 +19,9 @@ from treeopt.files.profiles import load_profile
 from treeopt.files.results import ComparisonResult, DecodingResult, MadeWith, ValidationResult, load_result
 from treeopt.files.trees import load_plan, plan_id
 from treeopt.optimize.budget import check_priced
-from treeopt.optimize.curve import Curve, Timing
+from treeopt.optimize.curve import Timing, calibration_curve
 from treeopt.policy import Plan
+from treeopt.progress import Progress, silent
 from treeopt.view.report_data import ReportInputs, Traced
 
 _LOADERS: dict[str, Callable[[str], Any]] = {
@@ -34,11 +35,12 @@ _LOADERS: dict[str, Callable[[str], Any]] = {
 INPUTS = tuple(_LOADERS)
 
 Made = tuple[str, MadeWith]  # a file, and what it was made with
-MeasureCurve = Callable[[Calibration, Timing | None, str], Curve]
 
 
-def report_inputs(paths: Mapping[str, Sequence[str]], measure_curve: MeasureCurve, title: str = "") -> ReportInputs:
-    """Read the files of each of `INPUTS`, check that they belong together, and measure the curves of each kind of tree.
+def report_inputs(
+    paths: Mapping[str, Sequence[str]], title: str = "", *, largest: int, progress: Progress = silent
+) -> ReportInputs:
+    """Read the files of each of `INPUTS`, check that they belong together, and measure curves up to `largest` nodes.
 
     Raises:
         TreeoptError: of the loaders; E220, E221, E223 and E203 where inputs are of different models, drafters or trees;
@@ -56,16 +58,14 @@ def report_inputs(paths: Mapping[str, Sequence[str]], measure_curve: MeasureCurv
     plan, profile, comparison, decoding = (
         next(iter(named[name]), None) for name in ("tree", "profile", "comparison", "decoding")
     )
-    traced = [Traced(name, one, _curves(one, timing, measure_curve)) for name, one in named["calibrations"]]
+    traced = []
+    for name, one in named["calibrations"]:
+        curves = {}
+        for kind in KINDS if one.steps is not None else KINDS[:1]:
+            timed = timing if _priced(timing, one, kind) else None
+            curves[kind] = calibration_curve(one, timed, kind=kind, largest=largest, progress=progress)
+        traced.append(Traced(name, one, curves))
     return ReportInputs(title, traced, plan, profile, named["validation"], comparison, decoding)
-
-
-def _curves(calibration: Calibration, timing: Timing | None, measure_curve: MeasureCurve) -> dict[str, Curve]:
-    """The curves of a calibration, with overhead and speedup where the profile is of its trees."""
-    kinds = KINDS if calibration.steps is not None else KINDS[:1]
-    return {
-        kind: measure_curve(calibration, timing if _priced(timing, calibration, kind) else None, kind) for kind in kinds
-    }
 
 
 def _check_timing(timing: Timing, calibrations: Sequence[Calibration]) -> None:
