@@ -97,7 +97,6 @@ def test_places_by_hand() -> None:
     assert found.columns == (20, 141, 262)
     assert found.x == (20, 141, 141, 262)
     assert found.y == (54, 46, 62, 46)
-    assert found.label == (29, 150, 150, 271)
     assert found.begin == (25, 168, 168, 331)
     assert found.curves == ((76, 132), (197, 253), (335, 391))
     assert (found.width, found.height) == (339, 78)

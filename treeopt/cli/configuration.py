@@ -19,7 +19,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import DEFAULTS, NO_COMMANDS, command_lines
 
 if TYPE_CHECKING:
-    from treeopt.files.strict_yaml import Where
+    from treeopt.files.strict_yaml import Faults, Where
 
 COMMON = ("config", "json", "quiet", "verbose", "no_progress", "debug")  # parameters that every command has
 
@@ -46,7 +46,6 @@ RENAMED = {
     **{"batch": "batch-size", "texts": "test-limit", "to": "for", "drafts": "chain-length", "compare": "measured"},
     **{"draft-heads": "num-heads", "draft-levels": "levels"},
 }
-Faults = list[tuple[tuple[str | int, ...], str]]
 _DEFAULTED = "treeopt.defaulted"  # in a context's meta: parameters with a value under `defaults`
 R = TypeVar("R")
 

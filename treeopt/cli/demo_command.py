@@ -85,7 +85,8 @@ def run(console: Console, output: str, force: bool) -> None:
     for line, file in _steps():
         made = _run(console, *(word.format(folder) for word in line.split()), "--force", "-o", folder / file)
         if line.startswith("calibrate"):
-            _say_accuracy(console, made)
+            accuracy = " ".join(f"{ranks[0]:.1%}" for ranks in made["accuracy"])
+            console.say(f"  top-1 accuracy by level: {accuracy}   ({made['positions']} positions)")
     trees = {name: folder / f"{name}{NODES}.yaml" for name in _TREES}
     others = ("--skip", _PROMPTS, "--limit", _EVALUATED, "--max-new-tokens", _TOKENS)
     results = {name: _run(console, "validate", "--tree", tree, *others) for name, tree in trees.items()}
@@ -105,12 +106,6 @@ def run(console: Console, output: str, force: bool) -> None:
 
 
 command = run
-
-
-def _say_accuracy(console: Console, found: dict[str, Any]) -> None:
-    """Print the top-1 accuracy of each level."""
-    accuracy = " ".join(f"{ranks[0]:.1%}" for ranks in found["accuracy"])
-    console.say(f"  top-1 accuracy by level: {accuracy}   ({found['positions']} positions)")
 
 
 def _report(console: Console, results: dict[str, dict[str, Any]]) -> None:

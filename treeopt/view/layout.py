@@ -74,14 +74,13 @@ def drawn_nodes(tree: Tree, most: int, first: Sequence[int] = ()) -> list[int]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the items are, in pixels: their centres, and where labels and the edges below them begin.
+    """Where the items are, in pixels: their centres, and where the edges below them begin.
 
     `columns` has x of the nodes of each depth, `curves` both ends of the curves to the next depth.
     """
 
     x: tuple[float, ...]
     y: tuple[float, ...]
-    label: tuple[float, ...]
     begin: tuple[float, ...]
     columns: tuple[float, ...]
     curves: tuple[tuple[float, float], ...]
@@ -101,16 +100,13 @@ def place(items: Sequence[Item]) -> Layout:
         centers.append(x)
         curves.append((end + 2 * GAP, end + 2 * GAP + CURVE))
         x = curves[-1][1] + GAP + RADIUS
-    begin = [
-        centers[item.depth] + RADIUS + (2 * GAP + width if width else 0.0)
-        for item, width in zip(items, widths, strict=True)
-    ]
     rows = _rows(items)
+    x_of = [centers[item.depth] for item in items]
+    ends = [2 * GAP + width if width else 0.0 for width in widths]
     return Layout(
-        x=tuple(centers[item.depth] for item in items),
+        x=tuple(x_of),
         y=tuple(TOP + row * ROW for row in rows),
-        label=tuple(centers[item.depth] + RADIUS + GAP for item in items),
-        begin=tuple(begin),
+        begin=tuple(x + RADIUS + end for x, end in zip(x_of, ends, strict=True)),
         columns=tuple(centers),
         curves=tuple(curves),
         width=curves[-1][0] + GAP,

@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 
 from treeopt.drafted_step import DraftedStep
 from treeopt.tree import Tree
-from treeopt.view.layout import MAX_NODES, RADIUS, Item, Layout, place
+from treeopt.view.layout import GAP, MAX_NODES, RADIUS, Item, Layout, place
 from treeopt.view.scene import Scene, scene_of, shortened
 
 SHADES = 10  # classes s0 .. s9 of edges and nodes, by value
@@ -177,7 +177,7 @@ def _edge(scene: Scene, layout: Layout, i: int) -> str:
 def _node(one: Item, layout: Layout, i: int) -> str:
     x, y = layout.x[i], layout.y[i]
     shape = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{RADIUS:.0f}"/>'
-    text = f'<text class="label" x="{layout.label[i]:.1f}" y="{y + 3.5:.1f}">{escape(one.label)}</text>'
+    text = f'<text class="label" x="{x + RADIUS + GAP:.1f}" y="{y + 3.5:.1f}">{escape(one.label)}</text>'
     tooltip = f"<title>{escape(one.tooltip)}</title>"
     classes = " ".join(("node", *_classes(one)))
     return f'<g class="{classes}" data-node="{one.node}">{tooltip}{shape}{text if one.label else ""}</g>'
