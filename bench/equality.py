@@ -42,7 +42,6 @@ MEASURED = (
     "predicted_tokens_per_step",
     "acceptance_histogram",
     "predicted_acceptance_histogram",
-    "smaller_trees",
 )
 
 

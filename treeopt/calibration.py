@@ -211,7 +211,8 @@ class Calibration:
 
     def _joined(self, chosen: Sequence[tuple[Calibration, int]], provenance: Provenance) -> Calibration:
         """These sequences of calibrations like this one."""
-        rows = [record.sequence(s) for record, s in chosen]
+        parts = [(record, slice(record.offsets[s], record.offsets[s + 1])) for record, s in chosen]
+        rows = [record.ranks[part] for record, part in parts]
         return Calibration(
             ranks=np.concatenate([self.ranks[:0], *rows]),
             offsets=np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64),
@@ -219,21 +220,13 @@ class Calibration:
             token_hashes=tuple(record.token_hashes[s] for record, s in chosen),
             top_k=self.top_k,
             provenance=provenance,
-            steps=joined([record.sequence_steps(s) for record, s in chosen]),
-            target=joined([record.sequence_target(s) for record, s in chosen]),
+            steps=joined([None if record.steps is None else record.steps.rows(part) for record, part in parts]),
+            target=joined([None if record.target is None else record.target.rows(part) for record, part in parts]),
         )
 
     def sequence(self, s: int) -> Ranks:
         """uint8 [G, H]: the rows of one sequence."""
         return self.ranks[self.offsets[s] : self.offsets[s + 1]]
-
-    def sequence_steps(self, s: int) -> StepTraces | None:
-        """The traces of per-step trees of one sequence."""
-        return None if self.steps is None else self.steps.rows(slice(self.offsets[s], self.offsets[s + 1]))
-
-    def sequence_target(self, s: int) -> TargetTraces | None:
-        """The target's probabilities of one sequence."""
-        return None if self.target is None else self.target.rows(slice(self.offsets[s], self.offsets[s + 1]))
 
 
 def _shown(value: object) -> str:

@@ -18,7 +18,7 @@ def found(tree: float, plain: float, stock: float, lookup: float) -> Validation:
     runs = {name: [Run([7] * 100, lengths[name], 1, 0.1, seconds[name])] for name in seconds}
     nothing = Replay(np.zeros(0, np.int8), np.zeros(0, np.bool_), np.zeros(1, np.int64), 1)
     metrics = Metrics((Trial(Text("a:0", [], []), runs, 40),))
-    return Validation(metrics, nothing, None, 64, {8: 1.9, 16: 2.1}, (), {}, 1, 1, {}, ())
+    return Validation(metrics, nothing, None, 64, (), {}, 1, 1, {}, ())
 
 
 def test_fastest_tree_needs_no_advice() -> None:
@@ -27,10 +27,9 @@ def test_fastest_tree_needs_no_advice() -> None:
 
 
 def test_losing_tree() -> None:
-    """Overhead 3 against 2.5 tokens: both numbers, and what smaller parts yield."""
+    """Overhead 3 against 2.5 tokens: both numbers."""
     (text,) = advice(found(tree=2.4, plain=2.0, stock=2.5, lookup=2.5))
     assert "64 nodes takes the time of 3.00 autoregressive steps and yields 2.50 tokens" in text
-    assert "8 nodes 1.90, 16 nodes 2.10" in text
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def found() -> SampleValidation:
 def test_validate_sample_decodes_every_prompt_several_times(found: SampleValidation) -> None:
     """A trial for each prompt and repeat, by three baselines, all with texts of their own."""
     assert len(found.metrics.trials) == len(found.texts) == 12
-    assert [trial.prompt_id for trial in found.metrics.trials] == [f"set:{i:08}" for i in range(4)] * 3
+    assert [trial.text.prompt_id for trial in found.metrics.trials] == [f"set:{i:08}" for i in range(4)] * 3
     assert found.metrics.baselines == (GENERATE, AUTOREGRESSIVE, TREE)
     for i in range(4):
         texts = [tuple(runs[0].tokens) for trial in found.metrics.trials[i::4] for runs in trial.runs.values()]
@@ -186,7 +186,7 @@ def test_validate_sample_of_dialogues_clusters_their_turns(base: Base, loaded: L
         max_new_tokens=6,
         repeats=2,
     )
-    assert [trial.prompt_id for trial in found.metrics.trials] == [prompt.id, f"{prompt.id}.02"] * 2
+    assert [trial.text.prompt_id for trial in found.metrics.trials] == [prompt.id, f"{prompt.id}.02"] * 2
     assert found.measured_standard_error is None
 
 

@@ -105,12 +105,12 @@ def figures(found: Measured | None) -> list[Any]:
     """All that does not depend on the clock: the texts, their steps, what was predicted and skipped."""
     assert found is not None
     runs = [
-        (trial.prompt_id, trial.text.turn, name, [(run.tokens, run.step_lengths, run.drafts) for run in repeats])
+        (trial.text.prompt_id, trial.text.turn, name, [(run.tokens, run.step_lengths, run.drafts) for run in repeats])
         for trial in found.metrics.trials
         for name, repeats in trial.runs.items()
     ]
     more = [getattr(found, name, None) for name in ("differences", "skipped")]
-    return [runs, found.texts, found.predicted.tokens_per_step, found.smaller, found.left_out, *more]
+    return [runs, found.texts, found.predicted.tokens_per_step, found.left_out, *more]
 
 
 def divided(function: Callable[[BatchRun[Any]], Any], size: int) -> Any:

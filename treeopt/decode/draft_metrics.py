@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from treeopt.facts import picked
+
 
 class Step(list[int]):
     """The tokens of one step of one text: its root and the accepted drafts.
@@ -91,8 +93,8 @@ class DraftMetrics:
     def as_dict(self) -> dict[str, Any]:
         """The six metrics by name, for JSON."""
         names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "draft_acceptance_rate")
-        found = {name: getattr(self, name) for name in (*names, "mean_acceptance_length")}
-        return {**found, "acceptance_histogram": list(self.acceptance_histogram)}
+        figures = picked(self, *names, "mean_acceptance_length")
+        return {**figures, "acceptance_histogram": list(self.acceptance_histogram)}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import Decoded, DraftMetrics
+from treeopt.decode.rules import Rule
 from treeopt.errors import first_line
 from treeopt.models.base import Base, now
 from treeopt.texts.answers import cut_at_end, left_padded
@@ -58,16 +59,6 @@ class Call(NamedTuple):
 Baseline = Callable[[Sequence[Sequence[int]], int, Call], list[Run]]
 
 
-def all_baselines(base: Base, decoder: TreeDecoder) -> dict[str, Baseline]:
-    """The baselines and the tree, by name."""
-    return {
-        GENERATE: with_generate(base),
-        LOOKUP: with_generate(base, prompt_lookup_num_tokens=LOOKUP_TOKENS),
-        AUTOREGRESSIVE: with_decoder(TreeDecoder(base, None, Tree(()), probe=False)),
-        TREE: with_decoder(decoder),
-    }
-
-
 def warm_up(
     baselines: Mapping[str, Baseline], prompts: Sequence[Sequence[int]], max_new_tokens: int
 ) -> tuple[dict[str, Baseline], dict[str, str]]:
@@ -105,6 +96,11 @@ def with_decoder(decoder: TreeDecoder) -> Baseline:
         return runs
 
     return run
+
+
+def autoregressive(base: Base, rule: Rule | None = None) -> Baseline:
+    """Our own loop without a tree."""
+    return with_decoder(TreeDecoder(base, None, Tree(()), acceptance=rule, probe=False))
 
 
 def with_memory(decoder: TreeDecoder, memory: Tensor) -> Baseline:
@@ -192,10 +188,6 @@ class Trial:
     runs: Mapping[str, Sequence[Run]]  # by baseline, one a repeat
     predicted_steps: int = 0  # of the tree; 0 where nothing is predicted
     predicted_tokens: float = 0  # of these steps; under sampling those that the probabilities expect of them
-
-    @property
-    def prompt_id(self) -> str:
-        return self.text.prompt_id
 
     @property
     def tokens(self) -> int:

@@ -34,6 +34,7 @@ from treeopt.evaluate.baselines import (
     LOOKUP_TOKENS,
     Baseline,
     Metrics,
+    autoregressive,
     with_decoder,
     with_generate,
     with_memory,
@@ -68,7 +69,6 @@ from treeopt.texts.answers import AnswerOptions, answer_all, hidden_states
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import GivenPrompts, PromptSet, as_prompt_set
 from treeopt.traces import MISS, NONE, Ranks
-from treeopt.tree import Tree
 from treeopt.verify.probe import check_trees
 
 Ints = NDArray[np.int64]
@@ -175,9 +175,8 @@ class Material:
 
 def contenders(job: Material) -> list[Contender]:
     """The chosen methods in their order, learned and built; autoregressive and generate first."""
-    plain = TreeDecoder(job.base, None, Tree(()), probe=False)
     entries: list[Contender] = [
-        Contender(AUTOREGRESSIVE, ONE_NODE, with_decoder(plain)),
+        Contender(AUTOREGRESSIVE, ONE_NODE, autoregressive(job.base)),
         Contender(GENERATE, ONE_NODE, with_generate(job.base)),
     ]
     for name in (name for name in _MAKERS if name in job.options.methods):

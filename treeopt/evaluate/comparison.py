@@ -30,10 +30,6 @@ METHODS = (
     *(HEADS, HEADS_NGRAM, NGRAM, MODEL, MODEL_NGRAM),
 )
 REFERENCES = METHODS[:2]
-# Chosen for five minutes for all methods of the built-in model; most of it is learning with the draft model.
-DEFAULT_LEARN_LIMIT = 16
-DEFAULT_LEARN_TOKENS = 10_000
-DEFAULT_TEXTS = 8
 
 
 @dataclass(frozen=True)
@@ -64,11 +60,11 @@ class CompareOptions:
     methods: Sequence[str] = METHODS
     nodes: int = 16
     sizes: Sequence[int] = LEARN_SIZES
-    texts: int = DEFAULT_TEXTS
+    texts: int = 8
     max_new_tokens: int = 64
     repeats: int = 3
-    learn_limit: int = DEFAULT_LEARN_LIMIT
-    learn_tokens: int = DEFAULT_LEARN_TOKENS
+    learn_limit: int = 16  # with learn_tokens, for five minutes for all methods of the built-in model
+    learn_tokens: int = 10_000
     seed: int = 0
     batch_size: int = 16
     chat_template: bool = True

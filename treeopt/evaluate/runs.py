@@ -31,7 +31,7 @@ from treeopt.models.given import GivenModel
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.tensors import fingerprint
 from treeopt.optimize.per_step import replay_policy
-from treeopt.optimize.replay import Replay, most_used, replay
+from treeopt.optimize.replay import Replay, replay
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress
 from treeopt.runs.work import ALONE, BatchRun
@@ -42,7 +42,6 @@ from treeopt.tree import Tree
 
 DRAWS = 1000  # texts drawn of each prompt for the test of their distribution, by each decoder
 JUDGED = 5  # differing texts judged by default: each takes a float64 forward of the model on the CPU
-_SMALLER = (4, 8, 16, 32)  # nodes of the parts of a tree that are replayed
 _WARM_UP_TOKENS = 8
 
 RunsByName = dict[str, list[Run]]  # by baseline, one run a repeat
@@ -99,8 +98,6 @@ class Measured:
             typical acceptance over the texts that the tree decoded.
         expected_tokens_per_step: from the tree file; None where it has none.
         nodes: N of the tree; the maximum for a tree chosen per step.
-        smaller: tokens per step, by replay on these texts, of the most used part of the tree, by its nodes; empty under
-            typical acceptance, as a part accepts drafts that are not on the text.
         skipped: prompts, and later turns of dialogues, that do not fit into the context.
         left_out: baselines that do not support this model or batch size, and their error messages.
         repeats: as in `ValidateOptions`; under sampling each gives texts of its own, which are trials.
@@ -112,7 +109,6 @@ class Measured:
     predicted: Replay
     expected_tokens_per_step: float | None
     nodes: int
-    smaller: Mapping[int, float]
     skipped: tuple[Skipped, ...]
     left_out: Mapping[str, str]
     repeats: int
@@ -199,17 +195,15 @@ class Inputs:
         given = self.base, self.heads, texts, self.drafter, self.draft
         return trace(*given, steps=step_depth(self.tree), target=target)
 
-    def measured(self, runs: Runs, traces: Calibration, *, parts: bool = True) -> dict[str, Any]:
-        """The fields of `Measured`, predicted from traces of as many texts; with the `smaller` parts of the tree."""
+    def measured(self, runs: Runs, traces: Calibration) -> dict[str, Any]:
+        """The fields of `Measured`, predicted from traces of as many texts."""
         predicted = replayed(self.tree, traces)
         rows = zip(runs.trials, predicted.sums.steps.tolist(), predicted.sums.tokens.tolist(), strict=True)
-        sizes = [nodes for nodes in _SMALLER if nodes < self.tree.nodes] if parts else []
         return {
             "metrics": Metrics(tuple(Trial(one.text, one.runs, steps, tokens) for one, steps, tokens in rows)),
             "predicted": predicted,
             "expected_tokens_per_step": self.tree.expected.replay if self.tree.expected else None,
             "nodes": self.tree.nodes,
-            "smaller": {nodes: replayed(_part(self.tree, traces, nodes), traces).tokens_per_step for nodes in sizes},
             "skipped": (*self.skipped, *runs.skipped),
             "left_out": runs.left_out,
             "repeats": self.options.repeats,
@@ -258,11 +252,6 @@ def step_depth(tree: Plan) -> int:
 def num_ranks(tree: Plan) -> int:
     """The number of candidates of a node that may be nodes of the tree, at least 1."""
     return max(1, tree.max_rank + 1 if isinstance(tree, Tree) else tree.nodes - 1)
-
-
-def _part(tree: Plan, traces: Calibration, nodes: int) -> Plan:
-    """The most used part of a tree; of a policy, the same policy with fewer nodes."""
-    return most_used(tree, traces, nodes) if isinstance(tree, Tree) else TreePolicy(nodes, tree.depth, tree.drafter)
 
 
 @dataclass(frozen=True)
@@ -327,7 +316,7 @@ def decode_all(
             done += trials
             skipped += [turn for _, turn in left]
     # A batch of dialogues is decoded turn by turn.
-    return Runs(tuple(sorted(done, key=lambda one: one.prompt_id)), tuple(skipped), left_out)
+    return Runs(tuple(sorted(done, key=lambda one: one.text.prompt_id)), tuple(skipped), left_out)
 
 
 def _settings(

@@ -26,9 +26,10 @@ from treeopt.evaluate.baselines import (
     AUTOREGRESSIVE,
     GENERATE,
     LOOKUP,
+    LOOKUP_TOKENS,
     TREE,
     Trial,
-    all_baselines,
+    autoregressive,
     seeded,
     with_decoder,
     with_generate,
@@ -167,9 +168,6 @@ def _slower(found: Validation) -> str:
         f"the tree is slower than autoregressive decoding{batch}: a step of {size} takes the time of "
         f"{found.overhead:.2f} autoregressive steps and yields {found.tokens_per_step:.2f} tokens\n"
     )
-    if found.smaller:
-        sizes = ", ".join(f"{counted(nodes, 'node')} {tau:.2f}" for nodes, tau in found.smaller.items())
-        text += f"  the most used part of the tree yields, in tokens per step: {sizes}\n"
     if found.batch_size > 1:
         text += "  in a batch the device has less spare capacity for drafts than at batch 1\n"
     return text + "  treeopt profile measures the cost of each size, treeopt build --nodes auto chooses the best one"
@@ -261,7 +259,13 @@ def divided_validate(inputs: Inputs, decoder: TreeDecoder, progress: Progress) -
             return validate_sample(inputs, chosen.acceptance, progress)
         if isinstance(chosen.acceptance, Typical):
             return validate_typical(inputs, chosen.acceptance, progress)
-        runs = decode_all(all_baselines(base, decoder), base, texts, chosen, progress, content=inputs.content)
+        baselines = {
+            GENERATE: with_generate(base),
+            LOOKUP: with_generate(base, prompt_lookup_num_tokens=LOOKUP_TOKENS),
+            AUTOREGRESSIVE: autoregressive(base),
+            TREE: with_decoder(decoder),
+        }
+        runs = decode_all(baselines, base, texts, chosen, progress, content=inputs.content)
         if chosen.division.follows:
             return None
         found = inputs.measured(runs, inputs.traces(runs.texts))
@@ -377,7 +381,7 @@ def validate_typical(inputs: Inputs, rule: Typical, progress: Progress) -> Typic
     baselines = {
         GENERATE: with_generate(base),
         SAMPLED: seeded(base, with_generate(base, temperature=rule.temperature), SEED, SAMPLED),
-        AUTOREGRESSIVE: with_decoder(TreeDecoder(base, None, Tree(()), probe=False)),
+        AUTOREGRESSIVE: autoregressive(base),
         TREE: with_decoder(inputs.decoder(rule)),
     }
     runs = decode_all(baselines, base, inputs.texts, inputs.options, progress, content=inputs.content)
@@ -388,7 +392,7 @@ def validate_typical(inputs: Inputs, rule: Typical, progress: Progress) -> Typic
         for name in (GENERATE, SAMPLED, TREE)
     }
     return TypicalValidation(
-        **inputs.measured(runs, inputs.traces(texts[TREE]), parts=False),
+        **inputs.measured(runs, inputs.traces(texts[TREE])),
         rule=rule,
         quality={name: quality(base, found, texts[GENERATE]) for name, found in texts.items()},
     )

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Sample
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.baselines import (
@@ -28,6 +27,7 @@ from treeopt.evaluate.baselines import (
     TREE,
     Baseline,
     Call,
+    autoregressive,
     seeded,
     with_decoder,
     with_generate,
@@ -38,7 +38,6 @@ from treeopt.optimize.replay import standard_error
 from treeopt.progress import Progress
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import row_of
-from treeopt.tree import Tree
 
 ALPHA = 1e-4  # of a correct decoder failing one of all tests (Bonferroni)
 _LEAST = 10.0  # expected texts of a cell: with many rare cells the tests find less
@@ -329,7 +328,7 @@ def _baselines(inputs: Inputs, rule: Sample) -> dict[str, Baseline]:
     seed, unseeded = rule.seed or 0, dataclasses.replace(rule, seed=None)
     runs = {
         GENERATE: with_generate(base, temperature=rule.temperature, top_k=rule.top_k, top_p=rule.top_p),
-        AUTOREGRESSIVE: with_decoder(TreeDecoder(base, None, Tree(()), acceptance=unseeded, probe=False)),
+        AUTOREGRESSIVE: autoregressive(base, unseeded),
         TREE: with_decoder(inputs.decoder(unseeded)),
     }
     return {name: seeded(base, run, seed, name) for name, run in runs.items()}

@@ -41,7 +41,7 @@ def tolerated_text(found: Validation, tokenizer: PreTrainedTokenizerBase | None)
 
 
 def _missed(found: Validation | TypicalValidation) -> list[str]:
-    return [one.prompt_id for one in found.prediction_misses]
+    return [one.text.prompt_id for one in found.prediction_misses]
 
 
 def lossless_rows(found: Validation) -> list[Fact]:
@@ -197,7 +197,6 @@ def measured_data(found: Measured, skipped: Sequence[Skipped]) -> dict[str, Any]
         "skipped_prompts": left_out,
         "predicted_acceptance_histogram": predicted.histogram,
         "acceptance_by_depth": {"measured": found.measured_by_depth, "predicted": predicted.acceptance_by_depth()},
-        "smaller_trees": found.smaller,
         "tokens_per_second": {name: attribute(rate, "median") for name, rate in rates.items()},
         "speedup_vs_autoregressive": {name: attribute(ratio, "median") for name, ratio in ratios.items()},
         "prefill_seconds": each(metrics.prefill_seconds),

@@ -244,14 +244,3 @@ class TraceRows:
                 part = nodes[rows], self.ranks[rows], self.target.rows(rows)
                 expected[rows] = children.expected_drafts(*part, last)
             yield Replay(accepted, visited, self.offsets, children.depth, expected)
-
-
-def most_used(tree: Tree, calibration: Calibration, nodes: int) -> Tree:
-    """The `nodes` nodes (root counted) that the steps of `tree` accept most often; the whole tree where it has fewer.
-
-    A parent is accepted at least as often as its child and precedes it, so these nodes are a tree.
-    """
-    begun = calibration.ranks[TraceRows.of(calibration).replay(tree).visited]
-    counts = np.bincount(children_of(tree).along(begun).ravel(), minlength=tree.nodes)[1 : tree.nodes]
-    most = np.argsort(-counts, kind="stable")[: nodes - 1]
-    return Tree.from_paths((tree.paths[i] for i in most.tolist()), drafter=tree.drafter)
