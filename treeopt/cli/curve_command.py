@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,10 +21,6 @@ from treeopt.cli.options import (
 from treeopt.defaults import CURVE_LARGEST, KINDS, MAX_NODES, ONE_NODE
 from treeopt.files.outputs import PICTURE, write_marked
 from treeopt.progress import late
-
-if TYPE_CHECKING:
-    from treeopt.optimize.curve import Timing
-
 
 _LARGEST_HELP = f"Largest tree, at most {MAX_NODES:,} nodes [default: the profile's, else {CURVE_LARGEST}]."
 
@@ -47,10 +43,11 @@ def run(console: Console, **options: Any) -> None:
     Per-step trees (--kind dynamic) are not fitted to the traces.
     """
     from treeopt.files.calibrations import load_calibration
+    from treeopt.files.profiles import load_profile
     from treeopt.models.origins import profile_for_others
     from treeopt.optimize.budget import check_priced
     from treeopt.optimize.build_report import curve_report, few_texts, fitted_texts
-    from treeopt.optimize.curve import calibration_curve
+    from treeopt.optimize.curve import Timing, calibration_curve
 
     if not options["profile"] and (options["batch"] != 1 or options["context"]):
         raise click.UsageError("--batch-size and --context choose from a --profile")
@@ -58,10 +55,12 @@ def run(console: Console, **options: Any) -> None:
     check_suffix(options["output"], ".svg")
     calibration = load_calibration(options["calibration"])
     check_temperature_of([calibration], options["temperature"])
-    timing = _timing(options)
-    if timing is not None:
+    timing = None
+    if options["profile"]:
+        timing = Timing(load_profile(options["profile"]), options["batch"], options["context"])
+        timing.seconds(ONE_NODE)  # speedups refer to one node: fail before any work
         check_priced(timing.profile, calibration, options["kind"])
-    console.warn(*profile_for_others(timing.profile if timing else None, calibration))
+        console.warn(*profile_for_others(timing.profile, calibration))
     more = {"kind": options["kind"], "largest": options["largest"], "top_k": ranks_of(options)}
     check_belongs(("max_rank",), "--kind static", holds=options["kind"] == KINDS[0])
     with console.progress("curve") as progress:
@@ -78,15 +77,3 @@ def run(console: Console, **options: Any) -> None:
 
 
 command = run
-
-
-def _timing(options: dict[str, Any]) -> Timing | None:
-    """The profile with its batch and context, after checking that it has the step of one node."""
-    from treeopt.files.profiles import load_profile
-    from treeopt.optimize.curve import Timing
-
-    if not options["profile"]:
-        return None
-    timing = Timing(load_profile(options["profile"]), options["batch"], options["context"])
-    timing.seconds(ONE_NODE)  # speedups refer to one node: fail before any work
-    return timing

@@ -167,9 +167,7 @@ def _drafter(tree: Tree, engine: Engine) -> Iterator[Finding]:
         what, severity = f"the tree was made for drafter {tree.drafter}" + (f" ({kind})" if kind else ""), ERROR
         why = "its ranks are of candidates that only treeopt drafts; an engine takes them for ranks of its drafter"
         if kind == MODEL:
-            why = (
-                "its ranks are of a draft model's tokens after each path; the engine takes them for ranks of its heads"
-            )
+            why = "its ranks are of a draft model's tokens after each path; an engine takes them for its heads'"
         fix = "treeopt calibrate --drafter heads, and treeopt build; or treeopt generate with this tree"
         if of_model:
             fix = "treeopt calibrate --drafter model, and treeopt build" if kind else "keep the drafter's file"

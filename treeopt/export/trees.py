@@ -6,11 +6,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from treeopt.defaults import MAX_NODES
 from treeopt.engines import ENGINES
-from treeopt.errors import Code, TreeoptError, check_choice
+from treeopt.errors import check_choice
 from treeopt.export.growmaps import (
     FORMATS,
     KEYS,
@@ -26,7 +25,7 @@ from treeopt.export.growmaps import (
 from treeopt.export.lint import Finding, check_exportable
 from treeopt.facts import Fact, picked
 from treeopt.files.choices import choices_text, is_choices, literal, tree_of_literal
-from treeopt.files.read import read_bytes
+from treeopt.files.read import read_bytes, read_head
 from treeopt.files.strict_yaml import read_text, refusal
 from treeopt.files.trees import GivenTree, as_tree
 from treeopt.tree import Tree
@@ -137,8 +136,10 @@ def import_tree(path: str | os.PathLike[str]) -> Imported:
             rules of its format; E210 where a .pt file holds code.
     """
     file = Path(path)
-    if _head(file).startswith(_PICKLES):
-        return _imported(file, tree_of_growmap(_pt(file), fault_of(file, GROWMAP)), GROWMAP)
+    regular = file.is_file() or not file.exists()  # a pipe can be read once
+    if regular and read_head(file, 8).startswith(_PICKLES):
+        fault = fault_of(file, GROWMAP)
+        return _imported(file, tree_of_growmap(read_growmap_pt(read_bytes(file, MAX_PT), fault), fault), GROWMAP)
     text = read_text(file, FORMATS).decode("utf-8-sig", errors="replace")
     if "\ufffd" in text:
         raise refusal(file, "is not UTF-8 text", FORMATS)
@@ -162,21 +163,3 @@ def _imported(file: Path, tree: Tree, layout: str) -> Imported:
     meaning = "the engine's draft model" if layout in _MODEL_RANKS else "the heads"
     assumed = (f"the ranks are those of {meaning}: the file does not name a drafter",)
     return Imported(Tree(tree.paths, source={"reference": f"{file.name}, {layout}"}), layout, assumed)
-
-
-def _head(file: Path) -> bytes:
-    """The first bytes of a regular file; empty for pipes, which can be read once."""
-    if not file.exists():
-        raise TreeoptError(Code.FILE_MISSING, f"there is no file {file}")
-    if not file.is_file():
-        return b""
-    with file.open("rb") as stream:
-        return stream.read(8)
-
-
-def _pt(file: Path) -> dict[str, Any]:
-    """The content of a .pt file."""
-    fault, size = fault_of(file, GROWMAP), file.stat().st_size
-    if size > MAX_PT:
-        raise fault(f"has {size:,} bytes; at most {MAX_PT:,} are read")
-    return read_growmap_pt(read_bytes(file), fault)
