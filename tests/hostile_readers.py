@@ -173,8 +173,8 @@ def _with_note(folder: Path) -> None:
     (folder / "a.bin").touch()
 
 
-_TREES = "load_tree", "_read_plan", "read_text"
-_RESULTS = "load_result", "load_json"
+_TREES = "load_tree", "load_plan", "read_text"
+_RESULTS = "load_result", "parse_json"
 READERS: dict[str, Reader] = {
     "tree": Reader(load_tree, "t.yaml", seeds.trees, damage_yaml, _TREES),
     "tree for engines": Reader(lambda path: lint_tree(path, "medusa"), "t.yaml", seeds.trees, damage_yaml, ()),
