@@ -17,6 +17,7 @@ from treeopt.drafting import fit as module
 from treeopt.drafting.count import NgramCounts
 from treeopt.drafting.fit import CACHE_PRIORS, FitSample, LevelFit, _reached, fit_drafter
 from treeopt.drafting.learn import Learned
+from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import positions_of, trace_texts
 from treeopt.models.base import Base
 from treeopt.ngram_table import CONTEXT, context_keys
@@ -190,7 +191,9 @@ def test_texts_are_fitted_and_traced_by_their_folds(monkeypatch: pytest.MonkeyPa
         table = own[prompt_id]
         assert table is not None
         assert ratios == table.ratios.tobytes()
-    ranks = [one.ranks for one in trace_texts(base, found.proposers(base, heads, texts), texts, 253)]
+    folds = [proposer_for(base, heads, fold) for fold in found.folds]
+    proposers = [folds[found.fold_of[text.prompt_id]] for text in texts]
+    ranks = [one.ranks for one in trace_texts(base, proposers, texts, 253)]
     assert [len(one) for one in ranks] == [len(text.answer) for text in texts]
 
 

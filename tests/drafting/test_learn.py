@@ -22,6 +22,7 @@ from treeopt.drafting import count as count_module
 from treeopt.drafting import learn as learning_module
 from treeopt.drafting.count import NgramCounts, choices_in, count_drawn, count_texts
 from treeopt.drafting.learn import FOLDS, LM_HEAD_LEVELS, VOTED, Learning, _folds, learn
+from treeopt.drafting.plans import proposer_for
 from treeopt.models.base import Base
 from treeopt.models.given import load_pair
 from treeopt.models.head_files import LoadedHeads
@@ -72,7 +73,9 @@ def test_every_fold_leaves_its_own_texts_out() -> None:
             counts.add(tokens[:-1], choices_of(base, tokens), first=len(drawn.prompt) - 1)
         assert same(drafter.ngram_table, counts.table())
         assert drafter.levels == found.drafter.levels
-    for text, model in zip(texts, found.proposers(base, heads, texts), strict=True):
+    folds = [proposer_for(base, heads, fold) for fold in found.folds]
+    for text in texts:
+        model = folds[found.fold_of[text.prompt_id]]
         assert model.drafter is found.folds[found.fold_of[text.prompt_id]]
     assert found.tokens == 1 + sum(len(text.prompt) + len(text.answer) - 1 for text in texts)
 

@@ -116,10 +116,6 @@ class Job:
         """Makes, stores and divides the batches."""
         return ALONE if self.options.work is None else self.options.work
 
-    @property
-    def drafter_id(self) -> str:
-        return "" if self.drafter is None else self.drafter.id
-
 
 def job_of(
     model: GivenModel,
@@ -226,7 +222,7 @@ def calibrate(job: Job) -> CalibrationRun | None:
         return None
     skipped, cut = encoded.skipped, encoded.answers_cut
     check_whole(texts, [text.prompt_id for batch in batches.values() for text in batch], budget)
-    provenance = provenance_of(job, job.drafter_id if learned is None else learned.drafter.id)
+    provenance = provenance_of(job, job.drafter if learned is None else learned.drafter)
     calibration = as_calibration(texts, traced, job.top_k, provenance, levels=levels)
     num_heads = 0 if job.heads is None else job.heads.num_heads
     part = None
@@ -279,11 +275,10 @@ def _learned(job: Job, texts: Sequence[Text], learning: Learning) -> Learned:
 def _proposers(job: Job, texts: Sequence[Text], drafter: Learned | Drafter | None) -> tuple[dict[str, Proposer], int]:
     """What ranks the tokens of each text, by prompt id, and its levels: the heads, a drafter, or a fold's drafter."""
     if isinstance(drafter, Learned):
-        proposers, levels = drafter.proposers(job.base, job.heads, texts, job.draft), drafter.drafter.depth
-    else:
-        one = proposer_for(job.base, job.heads, drafter, job.draft)
-        proposers, levels = [one] * len(texts), one.depth
-    return {text.prompt_id: proposer for text, proposer in zip(texts, proposers, strict=True)}, levels
+        folds = [proposer_for(job.base, job.heads, fold, job.draft) for fold in drafter.folds]
+        return {text.prompt_id: folds[drafter.fold_of[text.prompt_id]] for text in texts}, drafter.drafter.depth
+    one = proposer_for(job.base, job.heads, drafter, job.draft)
+    return dict.fromkeys((text.prompt_id for text in texts), one), one.depth
 
 
 def _traced(
@@ -399,7 +394,7 @@ def source_of(job: Job) -> dict[str, Any]:
     }
 
 
-def provenance_of(job: Job, drafter_id: str) -> Provenance:
+def provenance_of(job: Job, drafter: Drafter | None) -> Provenance:
     """The origin of a calibration, as its file stores it."""
     tokenizer, used = job.base.tokenizer, job.options.chat_template
     template = tokenizer.chat_template if used and tokenizer is not None else None
@@ -415,19 +410,26 @@ def provenance_of(job: Job, drafter_id: str) -> Provenance:
     prompts = {job.prompts.sha256: job.prompts.name}
     made_for: dict[str, Any] = job.made_for
     made_by = job.base.versions()
-    return Provenance(**made_for, settings=settings, prompts=prompts, made_by=made_by, drafter_id=drafter_id)
+    return Provenance(
+        **made_for,
+        settings=settings,
+        prompts=prompts,
+        made_by=made_by,
+        drafter_id="" if drafter is None else drafter.id,
+    )
 
 
 def settings_of(job: Job) -> dict[str, Any]:
     """All that the chunks of a run depend on, in types of JSON; equal in all shards of a run."""
+    provenance = provenance_of(job, job.drafter)
     return {
         "model_id": job.made_for["model_id"],
         "heads_id": job.made_for["heads_id"],
         "draft_id": "" if job.draft is None else job.draft.fingerprint,
-        "drafter_id": job.drafter_id,
+        "drafter_id": provenance.drafter_id,
         "prompts": job.prompts.sha256,
         "batch_size": job.options.batches,
-        **provenance_of(job, job.drafter_id).settings,
+        **provenance.settings,
         "kind": "dynamic" if job.options.steps else "static",
         **job.learned_from,
         **job.base.versions(),

@@ -17,8 +17,6 @@ from treeopt.defaults import LEARN_TOKENS, LEVELS, MAX_DEPTH
 from treeopt.drafter import LM_HEAD_LEVELS, MAX_WINDOW, TOP_LOGPROBS, WINDOW, Drafter, Level
 from treeopt.drafting.count import NgramCounts, count_drawn, count_texts
 from treeopt.drafting.fit import FitSample, fit_drafter
-from treeopt.drafting.interface import Proposer
-from treeopt.drafting.plans import proposer_for
 from treeopt.errors import check_counts, counted
 from treeopt.facts import picked
 from treeopt.models.base import Base, Stopwatch
@@ -97,13 +95,6 @@ class Learned:
     fold_of: dict[str, int]  # by prompt id
     tokens: int  # counted, of greedy and sampled answers
     seconds: dict[str, float] = field(default_factory=dict)  # of each part of the work
-
-    def proposers(
-        self, base: Base, heads: MedusaHeads | None, texts: Sequence[Text], draft: Base | None = None
-    ) -> list[Proposer]:
-        """For each text, the `Proposer` of the drafter whose table leaves it out."""
-        folds = [proposer_for(base, heads, drafter, draft) for drafter in self.folds]
-        return [folds[self.fold_of[text.prompt_id]] for text in texts]
 
     def lines(self) -> Iterator[str]:
         """What is printed: the text that was counted, the size of the n-gram table, and the seconds."""
