@@ -34,7 +34,7 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.tree import ROOT
 from treeopt.verify.buffers import PAD
 from treeopt.verify.probe import check_ready, check_trees
-from treeopt.verify.session import Session, TreeForward
+from treeopt.verify.session import Session, TreeForward, pick
 
 
 class Rows:
@@ -72,8 +72,8 @@ class Rows:
         Verified are logits [B, N, V] and hidden states [B, N, d] of all nodes. Returns the step of each row.
         """
         logits, hidden = verified
-        self.hidden = _at(hidden, node)
-        observed = self.drafting.observe(self.hidden, _at(logits, node))
+        self.hidden = pick(hidden, node)
+        observed = self.drafting.observe(self.hidden, pick(logits, node))
         one_node = drafts.tokens.shape[1] == 1
         paths = node[:, None] if one_node else drafts.tree.paths_to(node)  # [B, D+1]
         parts = [root[:, None]] if one_node else _of_step(drafts, paths, root)
@@ -122,15 +122,6 @@ class Rows:
             row, error = self.roots.index(NOT_A_NUMBER), base.not_finite("logits")
             error.at = f"prompt {self.indices[row]}, after {self.session.lengths[row]} tokens of prompt and text"
             raise error
-
-
-def _at(states: Tensor, node: Tensor) -> Tensor:
-    """The state of one node of each row: [B, N, d] -> [B, d]."""
-    if states.shape[1] == 1:
-        return states[:, 0]
-    if len(node) == 1:
-        return states[0].index_select(0, node)
-    return states[torch.arange(len(node), device=node.device), node]
 
 
 def _of_step(drafts: Drafts, paths: Tensor, root: Tensor) -> list[Tensor]:

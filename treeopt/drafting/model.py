@@ -134,7 +134,8 @@ class ModelSession(KernelRows):
         self._model.keep(cached)
         rows = zip(self._text.tolist(), cached, self._end.tolist(), strict=True)
         new = [self._texts.tokens[text, start:end] for text, start, end in rows]
-        return pick(self._append(new), [len(tokens) - 1 for tokens in new])
+        last = torch.tensor([len(tokens) - 1 for tokens in new], device=self.source.draft.device)
+        return pick(self._append(new), last)
 
     def follow(self, tokens: Tensor) -> Tensor:
         """Run one more token of a chain below each root, int64 [B]; logits [B, V]."""

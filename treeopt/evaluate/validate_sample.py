@@ -274,7 +274,13 @@ def validate_sample(inputs: Inputs, rule: Sample, progress: Progress) -> SampleV
     """Decode every prompt `repeats` times with independent draws, predict the steps, and test the distribution."""
     base, options = inputs.base, inputs.options
     rule = dataclasses.replace(rule, seed=rule.seed or 0)
-    baselines = _baselines(inputs, rule)
+    unseeded = dataclasses.replace(rule, seed=None)
+    runs_by_name = {
+        GENERATE: with_generate(base, temperature=rule.temperature, top_k=rule.top_k, top_p=rule.top_p),
+        AUTOREGRESSIVE: autoregressive(base, unseeded),
+        TREE: with_decoder(inputs.decoder(unseeded)),
+    }
+    baselines = {name: seeded(base, run, rule.seed or 0, name) for name, run in runs_by_name.items()}
     once = dataclasses.replace(options, repeats=1)
     parts = [
         decode_all(baselines, base, inputs.texts, once, progress, first_repeat=repeat, content=inputs.content)
@@ -321,14 +327,3 @@ def z_score(one: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> float |
     share = (one[0] - first * one[1]) / one[1].sum() - (other[0] - second * other[1]) / other[1].sum()
     error = standard_error(share, np.ones(len(share)))
     return None if error is None else float((first - second) / np.hypot(error * len(share), _ROUNDING * second))
-
-
-def _baselines(inputs: Inputs, rule: Sample) -> dict[str, Baseline]:
-    base = inputs.base
-    seed, unseeded = rule.seed or 0, dataclasses.replace(rule, seed=None)
-    runs = {
-        GENERATE: with_generate(base, temperature=rule.temperature, top_k=rule.top_k, top_p=rule.top_p),
-        AUTOREGRESSIVE: autoregressive(base, unseeded),
-        TREE: with_decoder(inputs.decoder(unseeded)),
-    }
-    return {name: seeded(base, run, seed, name) for name, run in runs.items()}

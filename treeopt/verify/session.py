@@ -95,7 +95,7 @@ class TreeForward:
             use_cache=True,
             logits_to_keep=last,
         )
-        return session, logits[:, -1], pick(hidden, [length - 1 for length in lengths])
+        return session, logits[:, -1], pick(hidden, session.ends - 1)
 
     @functools.cached_property
     def numbers(self) -> Tensor:
@@ -129,12 +129,13 @@ class TreeForward:
             check_frequencies(self._switch, lengths, max_new_tokens)
 
 
-def pick(states: Tensor, places: Sequence[int]) -> Tensor:
-    """The entry at one place of each row: [B, n, ...] -> [B, ...]."""
+def pick(states: Tensor, places: Tensor) -> Tensor:
+    """The entry at one place of each row, int64 [B]: [B, n, ...] -> [B, ...]."""
+    if states.shape[1] == 1:
+        return states[:, 0]
     if len(places) == 1:
-        return states[:, places[0]]
-    rows = torch.arange(len(places), device=states.device)
-    return states[rows, torch.tensor(places, device=states.device)]
+        return states[0].index_select(0, places)
+    return states[torch.arange(len(places), device=places.device), places]
 
 
 class Session:
