@@ -155,7 +155,7 @@ def test_terminal_takes_no_orders(capsys: pytest.CaptureFixture[str], monkeypatc
     """Control characters that a model writes do not reach the terminal."""
     monkeypatch.setenv("NO_COLOR", "1")
     sent = shown([Piece([1], "a\x1b[2Jb\r\x07\tc\x9b2J")], capsys, monkeypatch)
-    assert sent == "a\\x1b[2Jb\\x0d\\x07\tc\\x9b2J\n"
+    assert sent == "a\\x1b[2Jb\\r\\x07\tc\\x9b2J\n"
 
 
 @pytest.mark.slow

@@ -178,12 +178,10 @@ def _measured(
 
 def _prompt(given: str | None) -> str:
     """The prompt argument, or standard input without its final newline."""
-    if given is None and (sys.stdin is None or sys.stdin.isatty()):
-        raise click.UsageError("Missing argument 'PROMPT': give a text, or pipe one in.")
     text = given
-    if text == _STDIN and sys.stdin is None:
-        raise click.UsageError("PROMPT is -, and standard input is closed.")
-    if text is None or text == _STDIN:
+    if given is None or given == _STDIN:
+        if sys.stdin is None or (given is None and sys.stdin.isatty()):
+            raise click.UsageError("Missing argument 'PROMPT': give a text, or pipe one in.")
         text = sys.stdin.buffer.read().decode(errors="replace").removesuffix("\n")
     if not text:
         raise TreeoptError(Code.PROMPTS_EMPTY, "the prompt is empty", fix='treeopt generate "Once upon a time" ...')
