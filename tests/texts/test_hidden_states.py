@@ -80,9 +80,9 @@ def test_states_that_the_lm_head_does_not_read_are_refused() -> None:
         decoder = TreeDecoder(base, heads, plan, drafter=drafter)
         with pytest.raises(TreeoptError, match="hidden states"):
             decoder.generate([3, 8, 5], 4)
-    with pytest.raises(TreeoptError, match="hidden states") as caught:  # stage 2 of training
+    with pytest.raises(TreeoptError, match="a layer before it") as caught:  # stage 2 of training
         adapted(base, JointSettings())
-    assert caught.value.code is Code.NO_TREES
+    assert caught.value.code is Code.MODEL_INVALID
     assert len(TreeDecoder(base, None, Tree(())).generate([3, 8, 5], 4).tokens) == 4
 
 
