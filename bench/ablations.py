@@ -363,7 +363,7 @@ def epsilon(given: argparse.Namespace) -> list[Panel]:
         rule = Typical(TEMPERATURE, one, math.sqrt(one))
         found = validate(given.heads, given.heads, tree, texts, acceptance=rule, **chosen)
         sums = np.array([[trial.tokens, trial.steps] for trial in found.metrics.trials], np.int64).T
-        interval = sampling_interval(*by_text([trial.prompt_id for trial in found.metrics.trials], *sums))
+        interval = sampling_interval(*by_text([trial.text.prompt_id for trial in found.metrics.trials], *sums))
         lines[f"typical, epsilon {one:g}"] = (found.tokens_per_step, interval, found.quality[TREE])
     inputs, _ = make_inputs(given.heads, given.heads, tree, texts, None, None, chosen)
     for name, label in ((GENERATE, "greedy"), (SAMPLED, "sampled")):  # exact acceptance decodes these texts
