@@ -74,6 +74,9 @@ def test_build_is_joint_and_visits_by_default(calibration: Calibration) -> None:
     assert expected.cross_validated == pytest.approx(calibration.positions / steps, rel=1e-6)
     assert [tuple(path) for path in data["paths"]] == list(tree.paths)
     assert data["values"] == list(tree.values or ())
+    by_level = [1 + sum(v for p, v in zip(data["paths"], data["values"], strict=True) if len(p) <= d) for d in (1, 2)]
+    assert data["tokens_per_step_by_levels"][:2] == pytest.approx(by_level)
+    assert len(data["tokens_per_step_by_levels"]) == tree.depth
     assert (data["nodes"], data["depth"], data["leaves"]) == (24, tree.depth, len(tree.leaves))
     assert not {"auto", "judged"} & data.keys()
 
@@ -88,6 +91,7 @@ def test_build_prints_what_the_json_holds() -> None:
         assert f"{expected[name]:.3f} {name.replace('_', '-')}: " in text
     assert f"{expected['low']:.3f} to {expected['high']:.3f} on" in text
     assert "180 more prompts would halve that" in text
+    assert re.search(r"^by levels +\d\.\d\d( \d\.\d\d)+ tokens per step", text, flags=re.MULTILINE)
 
 
 def test_auto_takes_the_fastest_size(profile: LatencyProfile, calibration: Calibration) -> None:

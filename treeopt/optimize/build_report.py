@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from treeopt.calibration import Calibration
 from treeopt.defaults import KINDS, ONE_NODE
 from treeopt.errors import counted
@@ -43,6 +45,13 @@ def tree_report(built: Built) -> Iterator[Part]:
             more = f"90 %, {3 * built.fitted.distinct} more prompts would halve that"
             left_out += f"; {expected.low:.3f} to {expected.high:.3f} on as many new prompts ({more})"
         yield Fact("", expected.cross_validated, ".3f", left_out)
+    if tree.values is not None:
+        levels = 1 + np.cumsum(np.bincount([len(path) for path in tree.paths], tree.values))[1:]
+        shown = " ".join(f"{tokens:.2f}" for tokens in levels)
+        yield Fact(
+            "by levels", shown, note="tokens per step of its first 1, 2, ... levels, by the values of their nodes"
+        )
+        yield Fact(None, levels, key="tokens_per_step_by_levels")
     if built.choice is not None:
         sizes = (("fastest", built.choice.best), ("64 nodes", built.choice.at_64))
         columns = (
