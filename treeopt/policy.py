@@ -70,7 +70,7 @@ class TreePolicy:
             fault = "a cost is negative or not finite"
         if fault:
             why = "a policy has the number of nodes of each step, and the drafter whose estimates choose them"
-            raise TreeoptError(Code.TREE_INVALID, f"not a policy: {fault}", why=why)
+            raise TreeoptError(Code.TREE_INVALID, f"not a policy: {fault}", why=why, fix="numbers within these limits")
         object.__setattr__(self, "nodes", int(self.nodes))  # files and ids take no integers of numpy
         object.__setattr__(self, "depth", int(self.depth))
 

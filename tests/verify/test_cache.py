@@ -8,7 +8,7 @@ from looped import looped
 from tiny import TREE_FAMILIES, tiny_base
 from torch import Tensor
 
-from treeopt.verify.cache import Arena, TreeCache, TreeLayer, bucket
+from treeopt.verify.cache import Arena, TreeCache, TreeLayer, bucket, with_standard_strides
 
 
 def states(start: int, count: int) -> Tensor:
@@ -217,3 +217,13 @@ def test_layer_unused_entries_zero() -> None:
     layer.update(states(1, 3), states(101, 3))
     assert not layer.key_buffer[:, :, 3:].any()
     assert not layer.value_buffer[:, :, 3:].any()
+
+
+def test_strides_are_those_of_a_new_tensor() -> None:
+    """A transposed tensor, and one whose size-1 dimension has another stride, are copied; others are kept."""
+    values = torch.arange(24).view(2, 3, 4)
+    assert with_standard_strides(values) is values
+    for odd in (values.transpose(0, 2), values[:1, :, 1], torch.empty_strided((1, 2, 4), (99, 4, 1)).zero_()):
+        found = with_standard_strides(odd)
+        assert found.stride() == torch.empty(odd.shape).stride()
+        assert torch.equal(found, odd)

@@ -146,6 +146,7 @@ def test_longrope_across_its_switch_is_refused(longrope: Base, lengths: list[int
     error = refusal_of(text_of, longrope, [prompt_of(length) for length in lengths], new)
     assert error.code is Code.CONTEXT_FULL
     assert f"after {SWITCH} tokens" in error.what
+    assert error.what.startswith(f"{' to '.join(map(str, lengths))} prompt tokens")
 
 
 def test_frequency_switch_of_configs(longrope: Base) -> None:
@@ -154,6 +155,7 @@ def test_frequency_switch_of_configs(longrope: Base) -> None:
     assert frequency_switch(tiny_base("llama").model.config) is None
     mixed = tiny_base("gemma3").model.config
     mixed.rope_parameters["full_attention"] = ROPE
+    mixed.rope_parameters["sliding_attention"] = {**ROPE, "original_max_position_embeddings": 2 * SWITCH}
     assert frequency_switch(mixed) == SWITCH
 
 

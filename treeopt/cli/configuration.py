@@ -164,15 +164,15 @@ def _entries(
     context: click.Context, data: Mapping[Any, Any], faults: Faults
 ) -> Iterator[tuple[Where, click.Parameter, Any]]:
     """Place, parameter and value of each option for this command, those of its section last; else a fault."""
-    known, name = _settable(context.command), command_name(context) or str(context.command.name)
+    known, name = settable(context.command), command_name(context) or str(context.command.name)
     common = {key: value for key, value in data.items() if not isinstance(value, dict)}
-    sections = {key: _present(value, known) for key, value in data.items() if isinstance(value, dict)}
+    sections = {key: present(value, known) for key, value in data.items() if isinstance(value, dict)}
     defaults = {one: sections.pop(one, {}) for one in NO_COMMANDS}[DEFAULTS]
     if name not in sections:
         defaults = {}  # those of another command
     own = sections.pop(name, {})
     others = _commands(context.find_root()) if sections or set(common) - set(known) else {}
-    elsewhere = {key for one in others.values() for key in _settable(one)}
+    elsewhere = {key for one in others.values() for key in settable(one)}
     for section in sections:
         if section not in others:
             faults.append(((section,), _unknown(section, others, "there is no such command")))
@@ -188,13 +188,13 @@ def _entries(
                 faults.append(((*where, key), _unknown(key, known, wrong)))
 
 
-def _present(section: Mapping[Any, Any], known: Mapping[str, Any]) -> dict[Any, Any]:
+def present(section: Mapping[Any, Any], known: Mapping[str, Any]) -> dict[Any, Any]:
     """A section with the present names of options, where the command has them and not the old ones."""
     old = {one for one in section if one not in known and RENAMED.get(one) in known}
     return {RENAMED[one] if one in old else one: value for one, value in section.items()}
 
 
-def _settable(command: click.Command) -> dict[str, click.Parameter]:
+def settable(command: click.Command) -> dict[str, click.Parameter]:
     """The parameters that a file can set, by the names of their options."""
     return {option_name(one): one for one in command.params if one.name not in (*COMMON, "help")}
 

@@ -44,7 +44,7 @@ def show(console: Console, heads: str) -> None:
         console.warn(f"warning: {note}")
     for name, value in described.items():
         if name != "converts":
-            console.say(f"{name:14} {'not known (--model)' if value is None else value}")
+            console.say(f"{name:14} {'not known' if value is None else value}")
     for name, why in described["converts"].items():
         console.say(f"--for {name:9} {'no: ' + why if why else 'yes'}")
     console.result(described)

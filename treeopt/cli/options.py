@@ -65,7 +65,13 @@ def device_options(*, dtype: str = "auto", several: bool = False) -> Option:
     dtypes = Dtypes() if several else click.Choice(["auto", *_DTYPES])
     first = "; of several the first is loaded, and each is timed" if several else ""
     return group(
-        click.option("--dtype", type=dtypes, default=dtype, help=f"auto: float32 on a CPU{first}."),
+        click.option(
+            "--dtype",
+            type=dtypes,
+            default=dtype,
+            metavar=Dtypes.name if several else None,
+            help=f"auto: float32 on a CPU{first}.",
+        ),
         click.option("--device-map", type=click.Choice(["auto"]), help="auto: divide the model among all GPUs."),
         click.option("--device", default="auto", help="cpu, cuda, cuda:1, ..."),
     )

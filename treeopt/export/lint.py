@@ -241,11 +241,13 @@ class Constrained:
 
 def engines_report(tree: Tree) -> Iterator[Part]:
     """The engines that refuse a tree."""
-    refusing = [name for name in ENGINES if any(finding.severity == ERROR for finding in lint_tree(tree, name))]
+    rules = {name: {one.rule for one in lint_tree(tree, name) if one.severity == ERROR} for name in ENGINES}
+    refusing = [name for name, broken in rules.items() if broken]
     yield Fact(None, refusing, key="not_exportable_to")
     if refusing:
-        names = ", ".join(refusing)
-        yield f"not exportable to {names}; treeopt build --for ENGINE builds within the limits of one"
+        by_limits = any(broken and "drafter" not in broken for broken in rules.values())
+        advice = "; treeopt build --for ENGINE builds within the limits of one" if by_limits else ", by its drafter"
+        yield f"not exportable to {', '.join(refusing)}{advice}"
 
 
 def build_for(calibration: Calibration, job: BuildJob, *, progress: Progress = silent) -> Constrained:

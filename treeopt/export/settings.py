@@ -154,11 +154,12 @@ def engine_settings(
     if drafts is not None and drafts >= len(chains):
         what = f"a chain of {drafts} drafts cannot be replayed"
         why = f"the calibration has {calibration.num_heads} levels, and chains have 16 drafts at most"
-        raise TreeoptError(Code.TREE_TOO_DEEP, what, at=f"--chain-length {drafts}", why=why)
+        fix = f"--chain-length {len(chains) - 1} or less"
+        raise TreeoptError(Code.TREE_TOO_DEEP, what, at=f"--chain-length {drafts}", why=why, fix=fix)
     found = SETTINGS_OF[engine](_EngineInput(calibration, profile, drafts, nodes))
     drafters = known.chains or known.trees or ()
     name = _drafter(calibration)
-    if found.settings and not {name, ANY_DRAFT} & set(drafters):
+    if not {name, ANY_DRAFT} & set(drafters):
         has = " or ".join(_NAMES[drafter] for drafter in drafters)
         of = f"the drafter {name}" if name else "a drafter whose file is not found"
         warning = f"the calibration is of {of}, and the engine drafts with {has}: the figures do not hold there"

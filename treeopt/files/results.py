@@ -19,7 +19,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.read import check_there, parse_json
 from treeopt.files.strict_yaml import read_text
 
-_FORMATS = "a result is the JSON object that treeopt {0} --json prints: treeopt {0} ... --json > {0}.json"
+_FORMATS = "a result is the JSON object that treeopt {0} --json prints, of one setting: treeopt {0} --json > {0}.json"
 
 
 class _Part(BaseModel):
