@@ -68,6 +68,7 @@ def test_result_is_that_of_the_size_that_fits(limited: Limited) -> None:
         calibrate(limited, batch_size=4)
 
 
+@pytest.mark.slow
 def test_every_forward_of_learning_is_halved(limited: Limited) -> None:
     """Sampling, counting and tracing a learned drafter run in forwards of the size that fits."""
     learning = Learning(200, temperature=2.0, levels=3)

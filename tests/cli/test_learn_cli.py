@@ -111,6 +111,7 @@ def test_table_and_next_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert re.search(r"^recommended: ", quiet.stdout, re.M)
 
 
+@pytest.mark.slow
 def test_warnings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Figures from too few texts are warned of; where no tree is faster than one node, none is recommended."""
     plant(monkeypatch, 9.0, 9.0)

@@ -73,6 +73,7 @@ def test_one_draw_a_node_is_exact_for_drawn_drafts_too() -> None:
     assert p_value(made, text_probabilities(small_base(), Sample())) > ALPHA
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_acceptance_rates() -> None:
     """The first draft is accepted with probability sum_x min(p, q); by one draw a node with sum_x p q."""

@@ -160,6 +160,7 @@ def test_a_session_that_decodes_traces_too(source: str) -> None:
     np.testing.assert_allclose(tree.log_probability, tracing.expand(9, 3).log_probability, atol=1e-3)
 
 
+@pytest.mark.slow
 @looped("source", SOURCES)
 @looped("nodes", [3, 24])
 def test_the_likeliest_nodes(source: str, nodes: int) -> None:

@@ -218,6 +218,7 @@ def test_probabilities_under_top_k_and_top_p() -> None:
     assert ((traced.target.probability > 0).sum(axis=2)[inside] <= 4).all()
 
 
+@pytest.mark.slow
 @looped("piece", [1, 5])
 def test_pieces_change_nothing_of_target_trace(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few positions at a time have the candidates and places of all at once; five candidates fill five columns."""

@@ -279,6 +279,7 @@ def test_divided_model_gives_the_same_texts(family: str, shared: bool, monkeypat
         assert waited == list(places)
 
 
+@pytest.mark.slow
 def test_divided_model_gives_the_same_traces(whole: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calibration and validation by stock generate, predicted and measured."""
     tree, heads = [[0], [1], [0, 0]], cycle_heads(whole, 3)

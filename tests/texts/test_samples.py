@@ -48,6 +48,7 @@ def size(texts: list[Text]) -> int:
     return sum(len(text.answer) for text in texts)
 
 
+@pytest.mark.slow
 @looped("short", [False, True])
 @looped("prompts", [1, 3, 40])
 @looped("tokens", [1, 10, 72, 333])

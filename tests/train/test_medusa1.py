@@ -115,6 +115,7 @@ def test_training_learns(tmp_path: Path, shared_head: bool) -> None:
     assert last < first / 5
 
 
+@pytest.mark.slow
 def test_held_out_scores_are_of_the_heads_returned(tmp_path: Path) -> None:
     """Losses and shares are those of the returned heads on the texts held out, by full logits."""
     base = tiny_base("llama")
@@ -136,6 +137,7 @@ def test_held_out_scores_are_of_the_heads_returned(tmp_path: Path) -> None:
     assert sum(np.allclose(found, losses, rtol=1e-5) for losses in scores) == 1
 
 
+@pytest.mark.slow
 @looped("shared_head", [False, True])
 def test_base_is_untouched(tmp_path: Path, shared_head: bool) -> None:
     """The base keeps its weights bit for bit, its requires_grad flags, its mode, and has no gradients."""
@@ -265,6 +267,7 @@ def test_metrics_lines(unbroken: Path) -> None:
         assert line["loss"] == pytest.approx(0.8 * line["head1_loss"] + 0.64 * line["head2_loss"], rel=0.05)
 
 
+@pytest.mark.slow
 @looped("warmup", [0.0, 0.5])
 def test_learning_rate_schedule(tmp_path: Path, warmup: float) -> None:
     """The rate rises over the warm-up's share of the steps and falls on a cosine afterwards."""
@@ -293,6 +296,7 @@ def test_loss_that_is_not_a_number(tmp_path: Path, shared_head: bool) -> None:
     assert list((tmp_path / "checkpoints").glob("checkpoint-*")) == []
 
 
+@pytest.mark.slow
 @looped(("steps", "log_every"), [(1, 1), (2, 10)])
 def test_heads_spoiled_by_the_last_step_are_not_written(tmp_path: Path, steps: int, log_every: int) -> None:
     """Logged losses are those before a step: what the last one did is looked at before anything is saved."""
