@@ -71,6 +71,7 @@ def test_commands_run_in_a_bare_environment(changes: dict[str, str | None], tmp_
     assert data["nodes"] == 64
 
 
+@pytest.mark.slow
 @looped(
     ("redirect", "commands"),
     [("<&-", COMMANDS), ("2>&-", COMMANDS), (">&-", COMMANDS[-1:]), ("<&- >&- 2>&-", COMMANDS[-1:])],

@@ -121,6 +121,7 @@ def test_heads_and_records_that_do_not_fit(base: Base, drafter: Drafter) -> None
         assert fix in caught.value.fix
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 def test_validated_as_expected(base: Base, drafter: Drafter, kind: str) -> None:
     """A tree from such traces is lossless, and measured are the expected tokens per step."""

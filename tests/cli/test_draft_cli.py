@@ -60,6 +60,7 @@ def test_learned_drafter_names_its_draft_model() -> None:
     assert found["tokens_per_step"] == found["predicted_tokens_per_step"]
 
 
+@pytest.mark.slow
 @looped("kind", ["static", "dynamic"])
 def test_built_from_traces(kind: str) -> None:
     """A tree or policy built from traces of `model+ngram` is lossless, in the predicted steps."""
@@ -140,6 +141,7 @@ def test_contradictions(arguments: tuple[str, ...], message: str) -> None:
     assert message in treeopt(*arguments, status=2).stderr.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_refused_models() -> None:
     """A draft model that does not exist, or does not fit the drafter, is refused by the name of the option."""
     missing = error_of("E201", "calibrate", "--draft", "./nowhere", *FEW)

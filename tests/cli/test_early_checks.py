@@ -156,6 +156,7 @@ def test_distill_leaves_out_skipped_rows() -> None:
     assert [row["messages"][0]["content"] for row in rows] == ["w3", "w4", "w5"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("models")
 def test_learning_is_announced_and_both_files_are_named() -> None:
     """Before learning: how many answers to how many prompts, and the passes; after it: both files."""

@@ -47,6 +47,7 @@ def stock(prompt: str) -> list[int]:
     return tokens
 
 
+@pytest.mark.slow
 @looped("name, kind", [("ngram", "static"), ("heads", "dynamic")])
 def test_the_file_alone(name: str, kind: str) -> None:
     """validate is lossless, in the predicted steps; generate gives the text of the model alone; no tree is named."""
@@ -201,6 +202,7 @@ def test_files_that_do_not_fit(text: str) -> None:
     assert json.loads(treeopt(*WRONG[text], "--json", status=3).stderr)["error"] == error_number(refused)
 
 
+@pytest.mark.slow
 def test_interrupted_while_timing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ctrl-C after all else is learned leaves the work folder alone, and says how to continue."""
 

@@ -80,6 +80,7 @@ def test_lossless_as_predicted(name: str, base: tuple[str, ...]) -> None:
     assert "warnings" not in data or not any("made for" in one for one in data["warnings"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_heads")
 def test_generate_takes_the_model_of_the_drafter(tmp_path: Path) -> None:
     """Without --model and --heads the base is that which the drafter's file names, not the built-in one."""
@@ -92,6 +93,7 @@ def test_generate_takes_the_model_of_the_drafter(tmp_path: Path) -> None:
     assert "model    pocket " in treeopt(*line, "--model", "pocket").stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_heads")
 @looped("base", [MODEL, ("--drafter", "ngram")])
 def test_calibrate_learns_without_heads(base: tuple[str, ...], tmp_path: Path) -> None:

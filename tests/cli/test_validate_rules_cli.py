@@ -35,6 +35,7 @@ def untimed(data: Any) -> Any:
     return {key: untimed(value) for key, value in data.items() if not key.endswith(clock)}
 
 
+@pytest.mark.slow
 def test_sample_prints_both_figures_with_their_errors() -> None:
     """Measured and predicted tokens per step, standard errors, z-score, and the tests of the distribution."""
     text = treeopt(*SAMPLE, "--repeats", "2").stdout

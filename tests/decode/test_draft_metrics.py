@@ -166,6 +166,7 @@ def test_static_tree(rows: int) -> None:
         assert len({one.draft_metrics for one in decoded}) > 3
 
 
+@pytest.mark.slow
 def test_static_tree_with_void_nodes() -> None:
     """Nodes without a candidate are no draft tokens, row by row."""
     base, heads = planted(2)

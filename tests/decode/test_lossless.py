@@ -28,6 +28,7 @@ def bench() -> Any:
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
+@pytest.mark.slow
 def test_random_cases_of_the_campaign(bench: Any) -> None:
     """No case fails; several drafters, rules and ways to decode are among them, and drafts are accepted."""
     cases = [bench.lossless_cases.draw(seed) for seed in SEEDS]

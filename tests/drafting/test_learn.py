@@ -97,6 +97,7 @@ def test_without_tokens_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
         assert any(any(level.cache) for level in found.drafter.levels)
 
 
+@pytest.mark.slow
 @looped("levels", [1, 2, 5])
 def test_without_heads(levels: int) -> None:
     """A drafter without heads reads the LM head in its first levels, and has no more levels than asked for."""

@@ -73,6 +73,7 @@ def test_ranks_position_by_position() -> None:
         np.testing.assert_allclose(traced.steps.expected_tokens[i], wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 @looped("piece", [1, 3, 256])
 def test_pieces_change_nothing(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts traced together and a few positions at a time have the traces of one text alone."""

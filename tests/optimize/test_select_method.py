@@ -315,6 +315,7 @@ def fresh_stretches() -> Calibration:
     return stretches(900, 1200)
 
 
+@pytest.mark.slow
 @looped("nodes", [16, 64])
 @looped("seed", [1, 2])
 def test_joint_beats_the_medusa_where_texts_are_hard_in_stretches(

@@ -49,6 +49,7 @@ def test_plain_lm_head_has_the_update() -> None:
         assert (found - joined.original.lm_head(hidden)).abs().max() > 1
 
 
+@pytest.mark.slow
 def test_new_adapter_is_the_base(tmp_path: Path) -> None:
     """At step 0 the divergence is exactly 0, in training with dropout, and the loss of the base is the original's."""
     settings = dataclasses.replace(JOINT, self_distill=True, log_every=1, steps=3, warmup=0.5, dropout=0.5)

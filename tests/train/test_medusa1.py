@@ -282,6 +282,7 @@ def test_learning_rate_schedule(tmp_path: Path, warmup: float) -> None:
     assert max(rates) == pytest.approx(1e-2)
 
 
+@pytest.mark.slow
 @looped("shared_head", [False, True])
 def test_loss_that_is_not_a_number(tmp_path: Path, shared_head: bool) -> None:
     """A base that gives NaN ends the run at the first logged step, with the step, and no heads are written."""

@@ -373,6 +373,7 @@ def test_heads_with_a_token_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_finished_run_is_not_replaced_unasked(tmp_path: Path) -> None:
     """Heads and adapter of a finished run stay without `overwrite`, and are replaced with it."""
     settings = dataclasses.replace(JOINT, steps=1)
