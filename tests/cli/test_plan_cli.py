@@ -84,6 +84,7 @@ def test_few_texts_are_warned_of() -> None:
     assert warning == "4 texts, too few for cross-validation; tokens per step are those of the fitted texts"
 
 
+@pytest.mark.slow
 def test_fit_prints_the_errors_of_steps_left_out() -> None:
     """A profile of pocket calibrates the device; a modelled profile does not."""
     shape = model_shape("pocket")

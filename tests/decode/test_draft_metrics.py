@@ -180,6 +180,7 @@ def test_static_tree_with_void_nodes() -> None:
     assert len({drafted for one in decoded for drafted in one.step_draft_tokens}) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size_cost", [(), SIZES])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_per_step_trees(rows: int, size_cost: tuple[tuple[int, float], ...]) -> None:

@@ -62,7 +62,7 @@ def steps_of(decoded: list[Decoded]) -> list[int]:
     return [len(one.step_lengths) for one in decoded]
 
 
-@pytest.mark.parametrize("number", but_slow(range(len(TREE_FAMILIES)), 0, 3))
+@pytest.mark.parametrize("number", but_slow(range(len(TREE_FAMILIES)), 0))
 def test_families(number: int) -> None:
     """Base and draft of every family: stock text in the predicted steps, alone and in a batch."""
     base = tiny_base(TREE_FAMILIES[number], 1, vocab_size=VOCAB)

@@ -80,6 +80,7 @@ def test_every_fold_leaves_its_own_texts_out() -> None:
     assert found.tokens == 1 + sum(len(text.prompt) + len(text.answer) - 1 for text in texts)
 
 
+@pytest.mark.slow
 def test_without_tokens_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 0 tokens all tables are empty, nothing is drawn or counted, and the text so far gives candidates."""
     base, heads = planted()

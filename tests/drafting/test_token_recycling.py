@@ -71,6 +71,7 @@ def as_rows(drafter: TokenRecycling) -> list[list[int]]:
     return rows
 
 
+@pytest.mark.slow
 @looped("tree", [TREE, Tree.chain(3)])
 def test_steps_and_matrix_equal_the_naive_version(tree: Tree) -> None:
     """Several texts in turn take the naive version's steps, and leave its matrix for the next text."""

@@ -341,6 +341,7 @@ def test_holdout_is_not_trained_on(tmp_path: Path) -> None:
     assert kinds.count(as_it_was) == 2
 
 
+@pytest.mark.slow
 @looped("shared_head", [False, True])
 @looped("dtype", [torch.float32, torch.bfloat16])
 def test_saved_heads_are_the_trained_ones(tmp_path: Path, dtype: torch.dtype, shared_head: bool) -> None:

@@ -222,6 +222,7 @@ def logits_of(base: Base, ids: Tensor) -> Tensor:
     return logits
 
 
+@pytest.mark.slow
 @looped("shared", [False, True])
 def test_saved_run_is_the_trained_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
     """Heads and merged base from the folder give the logits of the trained modules, and the scores of the held out."""
@@ -315,6 +316,7 @@ def test_two_stages(tmp_path: Path) -> None:
     assert len(trained.held_out) == len(untrained) == 3
 
 
+@pytest.mark.slow
 def test_stage_two_begins_at_the_given_heads(tmp_path: Path) -> None:
     """Without a step that moves anything, the saved heads are those given."""
     base = tied_base()

@@ -203,6 +203,7 @@ def grown(nodes: int) -> Tree:
     return Tree(paths, tuple(math.prod(0.6 / (1 + rank) for rank in path) for path in paths))
 
 
+@pytest.mark.slow
 def test_large_tree_has_its_true_counts() -> None:
     """The picture has the 400 likeliest nodes; its heading counts all nodes, depths and leaves."""
     tree = grown(3001)
