@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -18,7 +19,7 @@ from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
 from treeopt.export import lint, trees
 from treeopt.export.growmaps import adjacency_text
-from treeopt.export.lint import DRAFT_ROWS, ERROR, WARNING, check_exportable, lint_tree
+from treeopt.export.lint import DRAFT_ROWS, ERROR, WARNING, check_exportable, engines_report, lint_tree
 from treeopt.export.trees import import_tree
 from treeopt.optimize.build_job import BuildJob
 from treeopt.tree import Tree
@@ -143,3 +144,10 @@ def test_gaps_are_found() -> None:
     assert lint.gaps(paths, 2) == [(2,), (0, 1), (2, 3)]
     assert lint.gaps(paths, 1) == [(2,)]
     assert lint.gaps(paths, 0) == []
+
+
+def test_advice_is_given_where_limits_refuse() -> None:
+    """No --for helps a tree of another drafter; a rank beyond the engines' ten is a matter of their limits."""
+    other = dataclasses.replace(Tree.chain(2), drafter="0123456789abcdef")
+    assert str(list(engines_report(other))[-1]).endswith(", by its drafter")
+    assert str(list(engines_report(Tree(((12,),))))[-1]).endswith("builds within the limits of one")
