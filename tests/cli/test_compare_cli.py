@@ -65,6 +65,7 @@ def test_one_repeat_has_no_quartiles() -> None:
     found = treeopt_json("compare", *QUICK, "--limit", "2", "--methods", "lookup", "--repeats", "1")
     assert all(row["quartiles"] == {"tokens_per_second": None, "speedup": None} for row in found["rows"])
     assert all(row["speedup"] is not None for row in found["rows"])
+    assert all(row["same_texts"] == row["texts"] for row in found["rows"] if row["lossless"])
 
 
 @pytest.mark.slow
