@@ -1,4 +1,4 @@
-"""Which families of transformers verify trees losslessly: a Markdown table, as docs/families.md has it.
+"""Which families of transformers verify trees losslessly: a Markdown table, as docs/develop/families.md has it.
 
     python bench/families.py                   # all; --only NAME runs one
 

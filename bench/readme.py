@@ -32,7 +32,7 @@ OTHERS = {
     "calibration over the bare forward pass": "python bench/calibrate.py",
     "bytes of memory for each position": "python bench/optimiser.py speed --calibration FILE",
     "seconds and tokens of learn": "treeopt learn, as on docs/drafters.md",
-    "how many prompts suffice": "python bench/ablations.py prompts, as on docs/ablations.md",
+    "how many prompts suffice": "python bench/ablations.py prompts, as on docs/develop/ablations.md",
 }
 
 

@@ -1,4 +1,4 @@
-"""Readers of engines, written from docs/engines.md and the engines' algorithms; they import nothing of treeopt.
+"""Readers of engines, written from docs/develop/formats.md and the engines' algorithms; they import nothing of treeopt.
 
 Each returns the paths of ranks, sorted by (length, path), of the drafts that the engine would verify.
 """

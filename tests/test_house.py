@@ -254,7 +254,7 @@ def map_faults(text: str, package: Path) -> list[Fault]:
 
 
 def test_map_lists_the_rooms() -> None:
-    """docs/architecture.md names exactly the rooms and records that exist."""
+    """docs/develop/architecture.md names exactly the rooms and records that exist."""
     assert map_faults(MAP.read_text(), PACKAGE) == []
 
 

@@ -44,7 +44,7 @@ MAX_MATCH = 12  # matches of this many tokens or more have the same weight
 CACHE_LENGTHS = (1, 2, 3, 4, 6, 8)  # tokens of the contexts that the cache looks up in the text so far
 WINDOW = 2048  # default number of most recent tokens that cache and prompt lookup search
 TOP_LOGPROBS = 64  # default number of tokens of each head whose log-probabilities are read
-LM_HEAD_LEVELS = 3  # of a drafter without heads; five were no better (docs/method.md)
+LM_HEAD_LEVELS = 3  # of a drafter without heads; five were no better (docs/develop/method.md)
 # Of drafters that nothing was learned for: candidates of each source, and weights between those fitted to two models.
 UNTRAINED_TOP, UNTRAINED_HEAD, UNTRAINED_OTHER = 16, 0.1, -1.0
 NO_CHANCE = -40.0  # log of a negligible probability

@@ -1,6 +1,6 @@
 """The engines that take a fixed tree: what each reads, and the limits beyond which it fails or misreads the tree.
 
-The names are those of `--for` of `treeopt export`, `build` and `show`. Sources are in docs/engines.md.
+The names are those of `--for` of `treeopt export`, `build` and `show`. Sources are in docs/develop/formats.md.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ _FIXES = {
     "E405": "the same command again, with --resume where it has it; fewer processes (--nproc) where memory was used up",
     "E406": "the same models, versions and threads everywhere, and an output in a folder that all machines see",
     "E501": "report it with the prompt: it is a bug of treeopt, or of the kernel that the message names",
-    "E502": "use one of the supported models, which docs/files.md lists",
+    "E502": "use one of the supported models, which docs/models.md lists",
     "E503": "use a smaller --max-new-tokens, shorter prompts, or a smaller tree",
     "E504": "use another --dtype, or another copy of the weights",
     "E505": "use a better tree, or another minimum",

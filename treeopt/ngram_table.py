@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import Code, TreeoptError
 
-CONTEXT = 4  # tokens of the longest stored context; more were no better (docs/method.md)
+CONTEXT = 4  # tokens of the longest stored context; more were no better (docs/develop/method.md)
 ORDER_BITS = 60  # the lower bits of a key are the hash of the tokens, the upper ones their number
 HASH_MASK = (1 << ORDER_BITS) - 1
 _KEY_ORDERS = np.arange(1, CONTEXT + 1, dtype=np.int64) << ORDER_BITS

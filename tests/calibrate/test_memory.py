@@ -27,7 +27,7 @@ from treeopt.texts.prompts import load_prompts
 from treeopt.traces import NONE
 
 HEADS = 3
-# Stated in docs/scale.md; the traces of heads take H bytes a position.
+# Stated in docs/gpus.md; the traces of heads take H bytes a position.
 A_PROMPT, A_POSITION = 2200, 4 + 2 * HEADS + 2
 
 

@@ -63,7 +63,7 @@ FROM_PAGES = {
         "c.safetensors": (QUICK, "calibration.safetensors"),
         "tree.yaml": (QUICK, "t64.yaml"),
     },
-    "docs/method.md": {"alpaca.safetensors": (QUICK, "alpaca.safetensors")},
+    "docs/develop/method.md": {"alpaca.safetensors": (QUICK, "alpaca.safetensors")},
     "docs/sampling.md": {"t.yaml": (QUICK, "t64.yaml")},
     "docs/training.md": {"tree.yaml": (QUICK, "t64.yaml")},
     "docs/faq.md": {

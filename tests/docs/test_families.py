@@ -1,4 +1,4 @@
-"""The families in docs/families.md are those that bench/families.py runs."""
+"""The families in docs/develop/families.md are those that bench/families.py runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_table_has_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page has the names of bench/tiny_families.py in order, each with the verdict that the script expects."""
     monkeypatch.syspath_prepend(str(ROOT_FOLDER / "bench"))
     script: Any = importlib.import_module("tiny_families")
-    page = (ROOT_FOLDER / "docs" / "families.md").read_text()
+    page = (ROOT_FOLDER / "docs" / "develop" / "families.md").read_text()
     rows = dict(re.findall(r"^\| ([a-z0-9_-]+) \| (lossless|refused) \|", page, flags=re.MULTILINE))
     assert tuple(rows) == script.FAMILIES
     assert tuple(name for name, verdict in rows.items() if verdict == "lossless") == script.TREE_FAMILIES
@@ -37,5 +37,5 @@ def test_several_hidden_states_for_each_token(monkeypatch: pytest.MonkeyPatch, p
     with pytest.raises(TreeoptError, match=r"Gemma3nForCausalLM \(gemma3n_text\) cannot verify trees") as caught:
         TreeDecoder(model, probe=probe).generate([3, 8, 5], 4)
     assert caught.value.code is Code.NO_TREES
-    page = (ROOT_FOLDER / "docs" / "families.md").read_text()
+    page = (ROOT_FOLDER / "docs" / "develop" / "families.md").read_text()
     assert f"| gemma3n_text | refused | refused |  | {caught.value.why} |" in page

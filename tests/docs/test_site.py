@@ -57,7 +57,7 @@ def test_api_page_has_every_public_name_once() -> None:
         ("quickstart.md", "curve.svg", "curve.svg"),
         ("index.md", "docs/tree16.svg", "tree16.svg"),
         ("index.md", "CHANGELOG.md", "repository/CHANGELOG.md"),
-        ("repository/CHANGELOG.md", "docs/hardware.md", "../hardware.md"),
+        ("repository/CHANGELOG.md", "docs/develop/hardware.md", "../hardware.md"),
         ("repository/CHANGELOG.md", "README.md#read-on", "../index.md#read-on"),
         ("repository/treeopt/data/pocket/README.md", "../../../trees/README.md", "../../../trees/README.md"),
         ("repository/treeopt/data/pocket/README.md", "../../../docs/training.md", "../../../../training.md"),

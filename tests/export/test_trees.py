@@ -86,7 +86,7 @@ def test_every_engine_has_writer_reader_and_golden() -> None:
 
 @looped("engine", GOLDEN)
 def test_running_example_is_golden(engine: str) -> None:
-    """The tree of docs/engines.md has exactly this text in each format."""
+    """The tree of docs/develop/formats.md has exactly this text in each format."""
     exported = export_tree(T, engine)
     assert exported.content.decode() == GOLDEN[engine]
     assert read(exported) == [(0,), (1,), (0, 0)]

@@ -57,7 +57,7 @@ def show(console: Console, heads: str) -> None:
     "to",
     type=click.Choice(list(HEAD_READERS)),
     required=True,
-    help="The layout; docs/engines.md lists its readers.",
+    help="The layout; docs/develop/formats.md lists its readers.",
 )
 @click.option("--model", help="Base model: folder or hub name [default: the one in the heads' config].")
 @click.option("--with-lm-heads", is_flag=True, help="Write the base's LM head for each head, where they share it.")

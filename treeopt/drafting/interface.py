@@ -150,7 +150,7 @@ class ProposerSession(ABC):
     def sources(self, true: Ints) -> list[list[dict[str, int]]]:
         """For each row and level by name the sources that have the true token, with its rank in their own lists.
 
-        Empty beyond the end of the text. docs/report.md lists the names.
+        Empty beyond the end of the text. docs/pictures.md lists the names.
         """
         ranks = self.trace(true)[0].tolist()
         return [[{self.name: rank} if rank != NO_CANDIDATE else {} for rank in row] for row in ranks]

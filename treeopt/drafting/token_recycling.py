@@ -51,7 +51,7 @@ class TokenRecycling:
         """Overwrite rows of the matrix. Of equal tokens an accepted one counts, and of several the last: the deepest.
 
         (The paper's code takes the last of all nodes, in the order of the device; they differ little:
-        docs/benchmarks.md.) Tokens are int64 [n], successors [n, K], accepted [n] is 1 for tokens of the text.
+        docs/develop/benchmarks.md.) Tokens are int64 [n], successors [n, K], accepted [n] is 1 for tokens of the text.
         """
         # A write with equal indices has no defined order, so all of them write the row that counts.
         order = torch.arange(len(tokens), device=tokens.device) + accepted * len(tokens)

@@ -230,7 +230,7 @@ def draft_sources(
     """For each step, and each of its tokens after the root, the sources that had the token, with its rank there.
 
     By a teacher-forced pass over the finished text. Empty where no source has the token, which only rounding can cause.
-    docs/report.md lists the sources.
+    docs/pictures.md lists the sources.
     """
     answer = [token for step in steps for token in step]
     if not proposer.depth or len(answer) == len(steps):

@@ -1,6 +1,6 @@
 """Medusa heads in the layouts of the programs that read them, each with a config that it reads rightly.
 
-docs/engines.md gives the versions and what each of them does with the files.
+docs/develop/formats.md gives the versions and what each of them does with the files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of engines that take no fixed tree, by their own names (docs/engines.md has versions and sources).
+"""Settings of engines that take no fixed tree, by their own names (docs/engines/index.md has versions and sources).
 
 The numbers come from replay of what the engine will draft and from a latency profile (`treeopt.optimize.chains`). A
 setting that follows from neither is named with the reason, and not guessed.
@@ -256,7 +256,7 @@ def _sglang(given: _EngineInput) -> EngineSettings:
     if choice.shape is None:
         return EngineSettings({}, budgets=budgets, underived={key: _NO_GAIN}, chain=False)
     names = ("--speculative-num-steps", "--speculative-eagle-topk", key)
-    simulated = "docs/engines.md has the difference in a simulation"
+    simulated = "docs/engines/index.md has the difference in a simulation"
     estimated = f"the traces do not say which nodes the engine expands; {simulated}"
     exact = choice.shape.replays_exactly(given.calibration.num_heads)
     algorithm = "STANDALONE for a draft model, EAGLE or EAGLE3 for their drafts; no Medusa"

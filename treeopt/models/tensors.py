@@ -94,7 +94,7 @@ def listed(names: Iterable[str]) -> str:
 
 def invalid(name: str, what: str) -> TreeoptError:
     """E211: a checkpoint that breaks a rule of its layout."""
-    return TreeoptError(Code.HEADS_INVALID, f"{name} {what}", fix="see the layouts of heads in docs/engines.md")
+    return TreeoptError(Code.HEADS_INVALID, f"{name} {what}", fix="see the layouts of heads in docs/develop/formats.md")
 
 
 def check_shards(folder: Path) -> None:

@@ -246,7 +246,7 @@ class _FittedPart:
         """How often a step begins at each position (float64 [P], weighted), under trees built from these very counts.
 
         A fixed-point iteration: grow a tree, count where its steps begin, grow again, until a tree repeats or for four
-        rounds. The mean over the rounds varies less than the last one (measured in docs/method.md).
+        rounds. The mean over the rounds varies less than the last one (measured in docs/develop/method.md).
         """
         growth, ranks = self.growth(MEDUSA), self._fitter.calibration.ranks
         grown: list[Growth] = []
