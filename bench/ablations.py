@@ -1,4 +1,4 @@
-"""The ablations of the Medusa paper (arXiv:2401.10774) on any model: the tables and pictures of docs/develop/ablations.md.
+"""The ablations of the Medusa paper (arXiv:2401.10774) on any model, as tables and pictures: docs/develop/ablations.md.
 
     python bench/ablations.py dense --calibration C.safetensors [--trees 500] [--profile P.yaml] [-o dense.svg]
     python bench/ablations.py levels --calibration C.safetensors [-o levels.svg]

@@ -1,7 +1,7 @@
 """The files of treeopt/ that a command runs through after its start-up, recorded by tracing its calls.
 
     python bench/walks.py                                  # calibrate, build and generate on the built-in model
-    python bench/walks.py --page docs/develop/architecture.md      # write the lists into the page, between its two marks
+    python bench/walks.py --page docs/develop/architecture.md      # write the lists into the page, between two marks
 
 Each command runs twice in this process, so that nothing is imported or compiled in the second run, which is recorded.
 Start-up ends where a command calls the library: `calibrate`, `run_job`, and the making of a `TreeDecoder`. From

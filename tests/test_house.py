@@ -19,7 +19,7 @@ from conftest import ROOT_FOLDER
 from looped import looped
 
 PACKAGE = ROOT_FOLDER / "treeopt"
-MAP = ROOT_FOLDER / "docs" / "architecture.md"
+MAP = ROOT_FOLDER / "docs" / "develop" / "architecture.md"
 FILE_LINES = 500
 CODE_LINES = 40  # of a function's body: neither blank, comment nor docstring
 PARAMETERS = 8  # self and cls not counted

@@ -47,7 +47,8 @@ def run(console: Console, tree: str, calibration: str | None, **options: Any) ->
     the values are estimated by the method in the tree's file, or by Medusa's where it names none.
 
     With --for, an error is what an engine would refuse or misread, a warning what depends on how it was built
-    (docs/develop/formats.md). The exit status is 3 where there is an error; with --for all, only where a list is not a tree.
+    (docs/develop/formats.md). The exit status is 3 where there is an error; with --for all, only where a list is not a
+    tree.
 
     With --options, FILE is any file that a command wrote, a folder of heads, or a result of --json; defaults are
     among its options, outputs such as -o are not.

@@ -171,6 +171,4 @@ def _of_histogram(
 
 def _invalid(path: str | os.PathLike[str], what: str) -> TreeoptError:
     why = "accepted drafts are read from JSON of vLLM, SGLang or TensorRT-LLM, or metrics of vLLM or SGLang"
-    return TreeoptError(
-        Code.FILE_INVALID, f"{Path(path)} {what}", why=why, fix="see Acceptance in docs/engines/index.md"
-    )
+    return TreeoptError(Code.FILE_INVALID, f"{Path(path)} {what}", why=why, fix="see docs/engines/index.md")
