@@ -241,33 +241,33 @@ def section(text: str, heading: str) -> str:
 
 
 def map_faults(text: str, package: Path) -> list[Fault]:
-    """Rooms and records of the map that do not exist, and those that it leaves out."""
-    listed = re.findall(r"^\| `(\w+)/` \|", section(text, "The rooms"), flags=re.MULTILINE)
+    """Packages and records of the map that do not exist, and those that it leaves out."""
+    listed = re.findall(r"^\| `(\w+)/` \|", section(text, "The packages"), flags=re.MULTILINE)
     folders = {path.parent.name for path in package.glob("*/__init__.py")} | {
         path.name for path in package.iterdir() if path.is_dir() and path.name == "data"
     }
     records = re.findall(r"^\| `(\w+)\.py` \|", section(text, "The records"), flags=re.MULTILINE)
     modules = {path.stem for path in package.glob("*.py") if not path.stem.startswith("__")}
-    faults = [f"room {room}" for room in sorted(set(listed) ^ folders)]
+    faults = [f"package {name}" for name in sorted(set(listed) ^ folders)]
     faults += [f"record {module}" for module in sorted(set(records) ^ modules)]
     return faults
 
 
-def test_map_lists_the_rooms() -> None:
-    """docs/develop/architecture.md names exactly the rooms and records that exist."""
+def test_map_lists_the_packages() -> None:
+    """docs/develop/architecture.md names exactly the packages and records that exist."""
     assert map_faults(MAP.read_text(), PACKAGE) == []
 
 
 def test_map_check_finds_planted_faults(tmp_path: Path) -> None:
-    """A room that is missing, one that is not there, and a record are found."""
+    """A package that is missing, one that is not there, and a record are found."""
     for name in ("files", "new", "decode"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
     (tmp_path / "tree.py").touch()
     (tmp_path / "policy.py").touch()
-    lines = ["## The rooms", "| `files/` | a |", "| `decode/` | b |", "| `gone/` | c |"]
+    lines = ["## The packages", "| `files/` | a |", "| `decode/` | b |", "| `gone/` | c |"]
     lines += ["## The records", "| `tree.py` | a |"]
-    assert map_faults("\n".join(lines) + "\n", tmp_path) == ["room gone", "room new", "record policy"]
+    assert map_faults("\n".join(lines) + "\n", tmp_path) == ["package gone", "package new", "record policy"]
 
 
 def missing_files(text: str, names: Iterable[str]) -> list[str]:
