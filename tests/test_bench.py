@@ -57,6 +57,7 @@ CALLS = {
     "lossless": ["", "--case 7"],
     "make_pocket": [],  # tests/test_making.py
     "make_pocket_draft": [],
+    "make_tinystories": [],
     "medusa2": ["--model pocket", "--shared {shared}"],
     "memory": ["stages", "stages --drafter heads+ngram --temperature 0.7", "vocabulary"],
     "mutation": ["--folder {folder}"],

@@ -6,15 +6,18 @@ import copy
 import json
 import random
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 import torch
 from looped import looped
 from recipes import SIZES, SOURCE, corpus, documents, script
 
+from treeopt.cli.app import program
 from treeopt.files.bundled import data_root, pocket, pocket_draft
 from treeopt.files.strict_yaml import check, load
 from treeopt.models.base import Base, load_base
@@ -26,7 +29,7 @@ from treeopt.train.data import load_texts
 
 pytestmark = pytest.mark.bench
 
-making, drafting = script("make_pocket"), script("make_pocket_draft")
+making, drafting, stories = script("make_pocket"), script("make_pocket_draft"), script("make_tinystories")
 DEFINITION = re.compile(r" *(async )?(def|class) \w+.*:")
 RECIPES = data_root("calibration") / "recipes"
 
@@ -247,3 +250,82 @@ def test_draft_model_often_has_the_best_token_of_pocket() -> None:
         assert f"{figures[f'{name}_kl']:.3f}" in card, name
         assert f"{figures[f'{name}_top1']:.1%}" in card, name
     assert f"{figures['parameters']:,} parameters" in card
+
+
+def original(base: Base) -> dict[str, Any]:
+    """The checkpoint in the format of llama2.c that becomes this model: its names, its order of rotary rows."""
+    config = base.model.config
+    weights = {}
+    for name, weight in base.model.state_dict().items():
+        module = name.removesuffix(".weight")
+        if module.startswith("model.layers."):
+            _, _, index, part = module.split(".", 3)
+            [kind] = [kind for kind, found in stories.LAYER.items() if found == part]
+            module = f"layers.{index}.{kind}"
+        else:
+            [module] = [kind for kind, found in stories.OTHERS.items() if found == module]
+        if module.endswith(("wq", "wk")):  # halves [heads, 2, size / 2, d] back to pairs [heads, size / 2, 2, d]
+            weight = weight.reshape(-1, 2, config.head_dim // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+        weights[f"_orig_mod.{module}.weight"] = weight
+    sizes = {
+        "dim": config.hidden_size,
+        "n_layers": config.num_hidden_layers,
+        "n_heads": config.num_attention_heads,
+        "n_kv_heads": config.num_key_value_heads,
+        "vocab_size": config.vocab_size,
+        "multiple_of": 4,
+        "max_seq_len": config.max_position_embeddings,
+        "dropout": 0.05,
+    }
+    return {"model": weights, "model_args": sizes, "iter_num": 1}
+
+
+def sentencepiece(pieces: list[str]) -> bytes:
+    """A SentencePiece model file of these pieces; all messages here are shorter than 128 bytes."""
+    messages = (b"\x0a" + bytes([len(piece)]) + piece + b"\x15\0\0\0\0\x18\x01" for piece in map(str.encode, pieces))
+    return b"".join(b"\x0a" + bytes([len(message)]) + message for message in messages) + b"\x12\x02\x18\x02"
+
+
+def test_tinystories_is_the_shared_model(base: Base, tmp_path: Path) -> None:
+    """The original checkpoint, stored and loaded as tensors only, becomes the shared model: the same logits."""
+    torch.save(original(base), tmp_path / "stories260K.pt")
+    stories.convert(torch.load(tmp_path / "stories260K.pt", weights_only=True)).save_pretrained(tmp_path / "model")
+    made = load_base(str(tmp_path / "model"), device="cpu").model
+    ids = torch.arange(3, 131)[None]
+    with torch.inference_mode():
+        assert torch.equal(made(ids).logits, base.model(ids).logits)
+    expected, found = base.model.config.to_dict(), made.config.to_dict()
+    assert {name for name in expected if found[name] != expected[name]} <= {"_name_or_path", "dtype"}
+
+
+def test_tinystories_tokenizer_is_the_shared_one(base: Base, shared: Path, tmp_path: Path) -> None:
+    """The SentencePiece model becomes the shared model's tokenizer: the same file, and the same tokens of texts."""
+    assert base.tokenizer is not None
+    vocabulary = base.tokenizer.get_vocab()
+    pieces = sorted(vocabulary, key=lambda piece: vocabulary[piece])
+    made = stories.tokenizer(sentencepiece(pieces))
+    made.save_pretrained(tmp_path)
+    folder = shared / "models" / "tinystories-260k"
+    files = [json.loads((place / "tokenizer.json").read_text()) for place in (tmp_path, folder)]
+    assert files[0] == files[1]
+    for text in ("Once upon a time, there was a little girl named Lily.", " Zwölf\n\tcafé…", ""):
+        assert made(text).input_ids == base.tokenizer(text).input_ids
+        assert made.decode(made(text).input_ids) == base.tokenizer.decode(base.tokenizer(text).input_ids)
+
+
+def test_tinystories_heads_are_made_by_commands(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--heads prints and runs the commands that write stories and train heads on them, for a folder that is there."""
+    ran: list[list[str]] = []
+    monkeypatch.setattr(stories.subprocess, "run", lambda command, check: ran.append(command[3:]))
+    (tmp_path / "model").symlink_to(shared / "models" / "tinystories-260k")
+    monkeypatch.setattr(sys, "argv", ["make_tinystories.py", str(tmp_path / "model"), "--heads"])
+    stories.main()
+    assert [command[0] for command in ran] == ["distill", "train"]
+    printed = capsys.readouterr().out
+    for command in ran:
+        assert f"treeopt {' '.join(command)}\n" in printed
+        found = program.get_command(click.Context(program), command[0])
+        assert found is not None
+        assert found.make_context(command[0], command[1:]).params["model"] == str(tmp_path / "model")
