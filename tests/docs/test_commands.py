@@ -1,18 +1,20 @@
 """Every treeopt command of the README and of docs/ runs, page by page, as written and with small limits.
 
-The commands of a page run in its order, in a folder of the page beside a folder `shared`. What they need is put there
-before: the names in capitals, and files of other pages (FROM_PAGES). Options that limit the work are added at the end
-of a line (SMALL). The last value of an option counts, so models, names of files and all other options are those of the
-page, and the figures are not. This takes minutes: `make docs-commands` runs it.
+The commands of a page run in its order, in a folder of the page. Files are made earlier on the page, but for the names
+in capitals and metrics.txt, which are put there before. Names on the hub and models that a script of bench/ makes are
+small local models (STAND_INS, MADE). Options that limit the work are added at the end of a line (SMALL). The last value
+of an option counts, so names of files and all other options are those of the page, and the figures are not. This takes
+minutes: `make docs-commands` runs it.
 
 Not run here: `make demo` (tests/cli/test_demo.py), `python bench/...` (tests/test_bench.py runs each script with
---tiny), blocks in `sh`, of which parts are missing (tests/test_readme.py parses them), and commands in tables and
-sentences.
+--tiny), blocks in `sh`, of which parts are missing or which take hours (tests/test_readme.py parses them), and commands
+in tables and sentences.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 import shlex
@@ -23,12 +25,13 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from conftest import ROOT_FOLDER
-from test_readme import PAGES, code_blocks
+from conftest import ROOT_FOLDER, SHARED
+from test_readme import DEVELOPER_PAGES, MADE, PAGES, treeopt_lines
 
 from treeopt.cli import demo_command
 from treeopt.cli.app import program
-from treeopt.files.bundled import pocket
+from treeopt.files.bundled import pocket, prompt_sets
+from treeopt.texts import prompts as prompts_module
 
 POCKET_PROMPTS = 40  # of the built-in prompts, in PROMPTS.jsonl and OTHERS.jsonl
 
@@ -49,28 +52,15 @@ SMALL = (
     ("train", "", "--epochs 1 --batch-size 2 --holdout 2 --log-every 1"),
 )
 SMALL_DEMO = {"_PROMPTS": 12, "_TOKENS": 16, "_EVALUATED": 2, "_SAMPLED": 200}  # `treeopt demo` has no such options
-# Page -> files of other pages that its commands take, and what they are called there.
-QUICK, DRAFTERS = "docs/quickstart.md", "docs/drafters.md"
-FROM_PAGES = {
-    "docs/sizes.md": {
-        "calibration.safetensors": (QUICK, "calibration.safetensors"),
-        "t64.yaml": (QUICK, "t64.yaml"),
-        "ngram.safetensors": (DRAFTERS, "ngram.safetensors"),
-        "ngram.drafter.safetensors": (DRAFTERS, "ngram.drafter.safetensors"),
-    },
-    "docs/engines.md": {
-        "calibration.safetensors": (QUICK, "calibration.safetensors"),
-        "c.safetensors": (QUICK, "calibration.safetensors"),
-        "tree.yaml": (QUICK, "t64.yaml"),
-    },
-    "docs/develop/method.md": {"alpaca.safetensors": (QUICK, "alpaca.safetensors")},
-    "docs/sampling.md": {"t.yaml": (QUICK, "t64.yaml")},
-    "docs/training.md": {"tree.yaml": (QUICK, "t64.yaml")},
-    "docs/faq.md": {
-        "calibration.safetensors": (QUICK, "calibration.safetensors"),
-        "tree.yaml": (QUICK, "t64.yaml"),
-    },
+# Model or heads on the hub -> what runs in its place, a path of a file system being taken before a name on the hub.
+STAND_INS = {
+    "Qwen/Qwen3-0.6B": "MODEL",
+    "Qwen/Qwen3-8B": "MODEL",
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "MODEL",
+    "FasterDecoding/medusa-vicuna-7b-v1.3": "HEADS",
+    "build/smollm2": "MODEL",  # bench/smollm2.py makes it; tests/smollm2 runs the real one
 }
+PROMPT_SETS = ("alpaca_eval",)  # sets on the hub in whose place the prompts of pocket are read
 VLLM_METRICS = """\
 vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 100.0
 vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 90.0
@@ -81,14 +71,12 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",pos
 
 def commands_of(page: str) -> list[str]:
     """The treeopt lines of a page's blocks."""
-    blocks = code_blocks("", (ROOT_FOLDER / page).read_text())
-    lines = [line.removeprefix(".venv/bin/") for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line.startswith("treeopt ")]
+    return treeopt_lines((ROOT_FOLDER / page).read_text(), "")
 
 
 def limited(line: str) -> list[str]:
     """The arguments of a line, with the options that limit its work, and without a file for its output."""
-    arguments = shlex.split(line.partition(" > ")[0])[1:]
+    arguments = shlex.split(line.partition(" > ")[0], comments=True)[1:]
     added = [more for name, pattern, more in SMALL if arguments[0] == name and re.search(pattern, line)]
     return arguments + [part for more in added for part in more.split()]
 
@@ -124,36 +112,56 @@ def test_limited_commands_parse(page: str) -> None:
         command.make_context(name, arguments)
 
 
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_models_of_pages_are_local(page: str) -> None:
+    """A model or heads on the hub have a stand-in; a page of users names no model that a script must make first."""
+    known = {*STAND_INS, *(MADE if page in DEVELOPER_PAGES else ())}
+    for line in commands_of(page):
+        words = shlex.split(line)
+        named = [after for word, after in itertools.pairwise(words) if word in ("--model", "--heads", "--draft")]
+        assert {name for name in named if name.count("/") == 1} <= known, line
+
+
 Run = Callable[[str], Path]
 
 
+def prepare(folder: Path) -> None:
+    """Put into a folder what no command of a page makes."""
+    (folder / "MODEL").symlink_to(pocket())
+    shutil.copytree(pocket() / "heads", folder / "HEADS")
+    config = json.loads((folder / "HEADS" / "config.json").read_text())
+    (folder / "HEADS" / "config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(pocket())}))
+    rows = (pocket() / "prompts.jsonl").read_text().splitlines()
+    (folder / "PROMPTS.jsonl").write_text("\n".join(rows[:POCKET_PROMPTS]))
+    (folder / "OTHERS.jsonl").write_text("\n".join(rows[POCKET_PROMPTS : 2 * POCKET_PROMPTS]))
+    answers = [{"prompt": json.loads(row)["text"], "output": "    return None\n"} for row in rows[:8]]
+    (folder / "ANSWERS.jsonl").write_text("\n".join(map(json.dumps, answers)))
+    (folder / "metrics.txt").write_text(VLLM_METRICS)
+    for name, place in STAND_INS.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).symlink_to(folder / place)
+    for name, place in MADE.items():
+        if SHARED.is_dir():
+            (folder / name).symlink_to(SHARED / place)
+
+
 @pytest.fixture(scope="module")
-def run_page(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run a page's commands once, after those of the pages whose files it takes; returns its folder."""
+def run_page(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Run a page's commands once; returns its folder."""
     top = tmp_path_factory.mktemp("pages")
-    (top / "shared").symlink_to(shared)
+    sets = {**prompt_sets(), **dict.fromkeys(PROMPT_SETS, pocket() / "prompts.jsonl")}
     printed: set[str] = set()
 
     @functools.cache
     def run(page: str) -> Path:
-        folder = top / Path(page).stem
-        if folder.exists():
-            pytest.fail(f"the commands of {page} have failed")
-        folder.mkdir()
-        (folder / "MODEL").symlink_to(pocket())
-        shutil.copytree(pocket() / "heads", folder / "HEADS")
-        config = json.loads((folder / "HEADS" / "config.json").read_text())
-        (folder / "HEADS" / "config.json").write_text(json.dumps(config | {"base_model_name_or_path": "../MODEL"}))
-        rows = (pocket() / "prompts.jsonl").read_text().splitlines()
-        (folder / "PROMPTS.jsonl").write_text("\n".join(rows[:POCKET_PROMPTS]))
-        (folder / "OTHERS.jsonl").write_text("\n".join(rows[POCKET_PROMPTS : 2 * POCKET_PROMPTS]))
-        answers = [{"prompt": json.loads(row)["text"], "output": "    return None\n"} for row in rows[:8]]
-        (folder / "ANSWERS.jsonl").write_text("\n".join(map(json.dumps, answers)))
-        (folder / "metrics.txt").write_text(VLLM_METRICS)
-        for name, (other, made) in FROM_PAGES.get(page, {}).items():
-            shutil.copy(run(other) / made, folder / name)
+        if not SHARED.is_dir() and any(name in line for name in MADE for line in commands_of(page)):
+            pytest.skip(f"needs a model of {', '.join(MADE)} (TREEOPT_SHARED names the folder that has them)")
+        folder = top / page.removesuffix(".md")
+        folder.mkdir(parents=True)
+        prepare(folder)
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
+            patch.setattr(prompts_module, "prompt_sets", lambda: sets)
             for name, value in SMALL_DEMO.items():
                 patch.setattr(demo_command, name, value)
             for line in commands_of(page):
