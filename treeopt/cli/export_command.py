@@ -19,7 +19,7 @@ from treeopt.files.configurations import write_note
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
     from treeopt.export.settings import EngineSettings
-    from treeopt.optimize.chains import AcceptanceComparison
+    from treeopt.optimize.chains import AcceptanceComparison, MeasuredAcceptance
 
 _SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
 
@@ -28,12 +28,18 @@ _SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
 @click.argument("tree", required=False)
 @click.option("--for", "engine", type=click.Choice(list(ENGINES | SETTINGS)), required=True, help="Engine or format.")
 @click.option("--calibration", help="Settings, not a tree: traces, from `treeopt calibrate`.")
-@click.option("--profile", help="Settings: times of steps, from `treeopt profile`.")
+@click.option("--profile", help="Settings: times of steps, from `treeopt profile`, or a CSV file of an engine's.")
 @click.option(
     "--chain-length", type=click.IntRange(min=1), help="Settings: drafts of the chain [default: the fastest]."
 )
 @click.option("--nodes", type=click.IntRange(min=2), help="Settings: size of the dynamic tree, root counted.")
-@click.option("--measured", help="Settings: acceptance that the engine measured, JSON or metrics.")
+@click.option(
+    "--measured",
+    help="Settings: acceptance that the engine measured (JSON, metrics, log); with --calibration both are compared.",
+)
+@click.option(
+    "--synthetic", is_flag=True, default=None, help="Settings: acceptance rates in place of drafts, to time the engine."
+)
 @click.option("-o", "--output", help="A file [default: standard output]; sequoia: .pt or .json.")
 @force_option
 def run(console: Console, tree: str | None, engine: str, output: str | None, force: bool, **options: Any) -> None:
@@ -54,10 +60,13 @@ def run(console: Console, tree: str | None, engine: str, output: str | None, for
 
     With --calibration in place of TREE: settings of engines that take no fixed tree, with the tokens per step that
     replay promises (vllm, sglang, trtllm, llamacpp, transformers, or chain for its length alone).
+
+    With --measured alone, the counters of an engine that ran K drafts give the tokens per step of all shorter chains,
+    with 90 % intervals: no model is needed. --profile adds the fastest length.
     """
     given = [option_of(name) for name, value in options.items() if value is not None]
-    if tree is None and options["calibration"] is None:
-        raise click.UsageError("Missing argument 'TREE' or option '--calibration'.")
+    if tree is None and options["calibration"] is None and options["measured"] is None:
+        raise click.UsageError("Missing argument 'TREE' or option '--calibration' or '--measured'.")
     if tree is not None and given:
         raise click.UsageError(f"{given[0]} is for settings, which need no TREE.")
     if engine not in (SETTINGS if tree is None else ENGINES):
@@ -111,14 +120,18 @@ def _export_settings(console: Console, engine: str, output: str | None, options:
     for name, taken in (("chain_length", known.chains), ("nodes", known.trees)):
         if options[name] is not None and taken is None:
             raise click.UsageError(f"--for {engine} takes no {option_of(name)}.")
-    calibration = load_calibration(options["calibration"])
+    calibration = None if options["calibration"] is None else load_calibration(options["calibration"])
+    measured = None if options["measured"] is None else _measured(console, options["measured"])
     profile = None if options["profile"] is None else load_profile(options["profile"])
     if output is not None:
         check_outputs(options, output)
     from treeopt.export.settings import engine_settings
 
-    found = engine_settings(engine, calibration, profile, drafts=options["chain_length"], nodes=options["nodes"])
-    comparison = None if options["measured"] is None else _compared(console, options["measured"], found, calibration)
+    numbers = {"drafts": options["chain_length"], "nodes": options["nodes"]}
+    found = engine_settings(engine, calibration, profile, **numbers, measured=measured)
+    if options["synthetic"]:
+        found = found.synthetic
+    comparison = None if calibration is None or measured is None else _compared(measured, found, calibration)
     _write_settings(console, found, output, table=comparison is None)
     if comparison is not None:
         console.report(*comparison.report())
@@ -126,18 +139,22 @@ def _export_settings(console: Console, engine: str, output: str | None, options:
     _note(console, list(found.report()), data)
 
 
-def _compared(
-    console: Console, measured_file: str, found: EngineSettings, calibration: Calibration
-) -> AcceptanceComparison:
-    """What an engine measured beside what replay promised."""
+def _measured(console: Console, file: str) -> MeasuredAcceptance:
+    """What an engine counted, with a warning where its steps had different numbers of drafts."""
     from treeopt.export.acceptance import read_acceptance
+
+    measured = read_acceptance(file)
+    if len(measured.draft_lengths) > 1:
+        lengths = ", ".join(map(str, measured.draft_lengths))
+        console.warn(f"warning: the engine's steps had {lengths} drafts; all are taken for chains of the longest")
+    return measured
+
+
+def _compared(measured: MeasuredAcceptance, found: EngineSettings, calibration: Calibration) -> AcceptanceComparison:
+    """What an engine measured beside what replay promised."""
     from treeopt.export.settings import promised
     from treeopt.optimize.chains import compare_acceptance
 
-    measured = read_acceptance(measured_file)
-    if len(measured.draft_lengths) > 1:
-        lengths = ", ".join(map(str, measured.draft_lengths))
-        console.warn(f"warning: the engine's steps had {lengths} drafts; the promise is of the longest chain")
     drafts = None if measured.histogram is None else len(measured.histogram) - 1
     return compare_acceptance(promised(found, calibration, drafts), calibration, measured)
 
@@ -149,9 +166,11 @@ def _write_settings(console: Console, found: EngineSettings, output: str | None,
         console.note(f"wrote {output}")
     elif found.content:
         console.say(found.content)
-    elif table:
+    elif table and found.estimates is None:
         columns = (Column("drafts", lambda one: one[0]), Column("tokens per step", lambda one: one[1], ".4f"))
         console.report(Table(columns, list(enumerate(found.chains))))
+    if found.estimates is not None:
+        console.report(*found.estimates.report())
     if found.warning:
         console.warn(f"warning: {found.warning}")
     for name, why in found.underived.items():

@@ -1,7 +1,7 @@
 """Accepted drafts as an engine measured them.
 
-Read are metrics of Prometheus as text, and JSON or JSON lines with the records of requests or of the server, under the
-names of vLLM, SGLang and TensorRT-LLM. Counts of several records are added.
+Read are metrics of Prometheus as text, JSON or JSON lines with the records of requests or of the server, under the
+names of vLLM, SGLang, TensorRT-LLM and llama.cpp, and the log of llama.cpp's server. Counts of records are added.
 """
 
 from __future__ import annotations
@@ -30,9 +30,14 @@ _STEPS = ("num_spec_steps", "spec_verify_ct")
 # Mean tokens per step where there is no histogram: a request, the server, the server's metrics.
 _MEANS = ("spec_accept_length", "avg_spec_accept_length")
 _GAUGE = "sglang:spec_accept_length"
-_COUNTER = "vllm:spec_decode_num_{}_total"
+_COUNTER = "spec_decode_num_{}_total"  # after `vllm:` or `llamacpp:`
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?")
 _POSITION = re.compile(r'(?:^|,)position="(\d{1,4})"')
+# A request in the log of llama.cpp's server, since its pull request 24536; before, the line had no positions.
+_LOG = re.compile(
+    r"draft acceptance = [\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\), "
+    r"mean acceptance length =\s*[\d.]+, acceptance rate per position = \(([\d., ]+)\)"
+)
 
 
 def read_acceptance(path: str | os.PathLike[str]) -> MeasuredAcceptance:
@@ -46,6 +51,8 @@ def read_acceptance(path: str | os.PathLike[str]) -> MeasuredAcceptance:
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise _invalid(path, "is not text in UTF-8") from error
+    if "draft acceptance" in text:
+        return _of_log(text, path)
     if not text.lstrip().startswith(("{", "[")):
         return _of_metrics(text, path)
     records = list(_records(_parsed(text, path)))
@@ -71,21 +78,36 @@ def _of_means(means: Sequence[float], path: str | os.PathLike[str]) -> MeasuredA
     return MeasuredAcceptance(means[0], None)
 
 
+def _of_log(text: str, path: str | os.PathLike[str]) -> MeasuredAcceptance:
+    """The requests in the log of llama.cpp's server; shares have three decimals, so counts are nearly exact."""
+    reached: list[int] = []
+    for accepted, generated, shares in _LOG.findall(text):
+        rates = [_number(share.strip(), "acceptance rate", path) for share in shares.split(",")]
+        if any(one < other for one, other in itertools.pairwise([1.0, *rates])):
+            raise _invalid(path, "has acceptance rates that rise with the position")
+        steps = round(int(accepted) / sum(rates)) if sum(rates) else -(-int(generated) // len(rates))
+        counts = [steps, *(round(rate * steps) for rate in rates)]
+        reached = [sum(column) for column in itertools.zip_longest(reached, counts, fillvalue=0)]
+    if not reached:
+        raise _invalid(path, "is a log of llama.cpp without acceptance rates per position")
+    return _of_histogram(tuple(one - other for one, other in itertools.pairwise([*reached, 0])), path)
+
+
 def _of_metrics(text: str, path: str | os.PathLike[str]) -> MeasuredAcceptance:
-    """The counters of vLLM, or the gauge of SGLang, in metrics of Prometheus."""
+    """The counters of vLLM or llama.cpp, or the gauge of SGLang, in metrics of Prometheus."""
     totals: dict[str, float] = {}
     positions: dict[int, float] = {}
     means: list[float] = []
     for line in text.splitlines():
         match = None if line.startswith("#") else _SAMPLE.fullmatch(line.strip())
-        if match is None or not match[1].startswith(("vllm:spec_decode_", _GAUGE)):
+        if match is None or not match[1].startswith(("vllm:spec_decode_", "llamacpp:spec_decode_", _GAUGE)):
             continue
-        value = _number(match[3], match[1], path)
+        value, name = _number(match[3], match[1], path), match[1].partition(":")[2]
         means += [value] if match[1] == _GAUGE else []  # one for each rank of tensor parallelism
         position = _POSITION.search(match[2] or "")
-        if match[1] == _COUNTER.format("accepted_tokens_per_pos") and position:
+        if name == _COUNTER.format("accepted_tokens_per_pos") and position:
             positions[int(position[1])] = positions.get(int(position[1]), 0.0) + value
-        totals[match[1]] = totals.get(match[1], 0.0) + value
+        totals[name] = totals.get(name, 0.0) + value
     drafts, accepted = (totals.get(_COUNTER.format(name)) for name in ("drafts", "accepted_tokens"))
     if drafts is None or accepted is None:
         return _of_means(means, path)
@@ -170,5 +192,5 @@ def _of_histogram(
 
 
 def _invalid(path: str | os.PathLike[str], what: str) -> TreeoptError:
-    why = "accepted drafts are read from JSON of vLLM, SGLang or TensorRT-LLM, or metrics of vLLM or SGLang"
+    why = "read are JSON of vLLM, SGLang and TensorRT-LLM, metrics of vLLM, SGLang and llama.cpp, and logs of llama.cpp"
     return TreeoptError(Code.FILE_INVALID, f"{Path(path)} {what}", why=why, fix="see docs/engines/index.md")

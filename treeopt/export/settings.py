@@ -1,7 +1,8 @@
 """Settings of engines that take no fixed tree, by their own names (docs/engines/index.md has versions and sources).
 
-The numbers come from replay of what the engine will draft and from a latency profile (`treeopt.optimize.chains`). A
-setting that follows from neither is named with the reason, and not guessed.
+The numbers come from replay of what the engine will draft (`treeopt.optimize.chains`) or from what an engine counted
+(`treeopt.optimize.counters`), and from a latency profile. A setting that follows from neither is named with the reason,
+and not guessed.
 """
 
 from __future__ import annotations
@@ -12,29 +13,38 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from treeopt.calibration import Calibration
-from treeopt.defaults import HEADS, MODEL
+from treeopt.defaults import HEADS, KINDS, MODEL
 from treeopt.engines import ANY_DRAFT, EAGLE_DRAFT, SETTINGS
-from treeopt.errors import Code, TreeoptError, check_choice, check_counts
+from treeopt.errors import Code, TreeoptError, check_choice, check_counts, counted
 from treeopt.export.lint import drafter_name
 from treeopt.facts import Fact, picked
 from treeopt.latency import LatencyProfile
-from treeopt.optimize.budget import Budget
+from treeopt.optimize.budget import Budget, check_priced
 from treeopt.optimize.chains import (
+    DynamicTree,
+    MeasuredAcceptance,
+    acceptance_rates,
     chain_tokens,
     chains_by_batch,
     choose_dynamic_tree,
     replay_chain,
 )
+from treeopt.optimize.counters import CounterEstimates, estimate_chains
 from treeopt.optimize.replay import Replay
 
-EXACT, ESTIMATE, OTHER_DRAFTER = "exact", "estimate", "other drafter"
+EXACT, ESTIMATE, OTHER_DRAFTER, COUNTED = "exact", "estimate", "other drafter", "measured"
 _NO_LENGTH = "the fastest length needs seconds per step: --profile, or give the length with --chain-length"
 _NO_SIZE = "the fastest size needs seconds per step: --profile, or give the size with --nodes"
+_COUNTERS = "that of the run that was counted: counters do not name it"
 _NO_GAIN = "no length is faster than decoding without drafts on this machine"
 _SCHEDULE = "draft_len_schedule begins with its greatest length, so none is above that of the smallest batch"
 _NAMES = {HEADS: "Medusa heads", MODEL: "a draft model", EAGLE_DRAFT: "an EAGLE head"}
 _METHODS = {HEADS: "medusa", MODEL: "draft_model"}  # of vLLM, by treeopt's drafter
+
+_TABLE = "num_speculative_tokens_per_batch_size"  # of vLLM
 
 Lengths = dict[int, int]  # batch -> drafts
 
@@ -57,6 +67,9 @@ class EngineSettings:
         warning: that the engine does not have the drafter of the calibration; empty where it has.
         engine: one of `treeopt.engines.SETTINGS`.
         chains: tokens per step of chains of 0, 1, 2, ... drafts.
+        estimates: the chains that an engine's counters give, in place of a replay; None with a calibration.
+        rates: share of the steps that accept d drafts or more, d = 1, 2, ..., of the chain of the settings; empty where
+            it is not known.
     """
 
     settings: dict[str, Any]
@@ -71,13 +84,23 @@ class EngineSettings:
     warning: str = ""
     engine: str = ""
     chains: tuple[float, ...] = ()
+    estimates: CounterEstimates | None = None
+    rates: tuple[float, ...] = ()
+    drafts: int | None = None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Of the settings, by replay or by the engine's counters; None without settings."""
+        if self.estimates is not None:
+            return None if self.drafts is None else self.estimates.tokens[self.drafts]
+        return None if self.replay is None else self.replay.tokens_per_step
 
     def report(self) -> Iterator[Fact]:
         """Who reads the settings, and the steps that replay promises."""
         yield Fact("read by", SETTINGS[self.engine].versions, key="versions")
         promise = f"tokens per step ({self.bound}{'' if self.batch is None else f', batch {self.batch}'})"
-        tokens = None if self.replay is None else self.replay.tokens_per_step
-        yield Fact("replay" if self.replay else None, tokens, ".4f", promise, "tokens_per_step")
+        tokens, source = self.tokens_per_step, "replay" if self.estimates is None else "counters"
+        yield Fact(None if tokens is None else source, tokens, ".4f", promise, "tokens_per_step")
         for batch, budget in self.budgets.items():
             figures = f"{budget.tokens_per_step:.4f} tokens per step, speedup {budget.speedup:.3f}"
             yield Fact(f"batch {batch}", f"{budget.nodes - 1} drafts: {figures}")
@@ -92,9 +115,28 @@ class EngineSettings:
             **picked(self, "settings", "batch", "bound", "notes"),
             "batches": batches,
             "chain_tokens_per_step": self.chains,
+            "acceptance_rates": self.rates,
             "not_derived": self.underived,
         }.items():
             yield Fact(None, value, key=key)
+
+    @property
+    def synthetic(self) -> EngineSettings:
+        """The same settings with these acceptance rates in place of real ones, to time the engine before training.
+
+        Raises:
+            TreeoptError: E230 where the rates are not known, E105 where the engine has no such setting.
+        """
+        if self.engine not in SYNTHETIC:
+            what = f"{self.engine} has no synthetic acceptance"
+            raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, fix=f"--for {' or '.join(SYNTHETIC)}")
+        if not self.rates:
+            what = "the acceptance rates of the chain are not known"
+            fix = "--chain-length or --profile, and --calibration or counters of a chain of that length"
+            raise TreeoptError(Code.PROFILE_INVALID, what, fix=fix)
+        kept = {key: value for key, value in self.settings.items() if key != _TABLE}
+        rates = [round(rate, 4) for rate in self.rates]
+        return dataclasses.replace(self, settings={**kept, **SYNTHETIC[self.engine](rates)})
 
     @property
     def content(self) -> str:
@@ -108,10 +150,12 @@ class EngineSettings:
 class _EngineInput:
     """The input of all engines, as `engine_settings` takes it."""
 
-    calibration: Calibration
+    calibration: Calibration | None  # None where the figures are an engine's own
     profile: LatencyProfile | None
     drafts: int | None
     nodes: int | None
+    chains: tuple[float, ...]
+    drafter: str  # empty where it is not known
 
     @property
     def several(self) -> bool:
@@ -121,24 +165,27 @@ class _EngineInput:
 
 def engine_settings(
     engine: str,
-    calibration: Calibration,
+    calibration: Calibration | None,
     profile: LatencyProfile | None = None,
     *,
     drafts: int | None = None,
     nodes: int | None = None,
+    measured: MeasuredAcceptance | None = None,
 ) -> EngineSettings:
-    """The settings of an engine for the drafter of a calibration.
+    """The settings of an engine for the drafter of a calibration, or for the one that it ran itself.
 
     Args:
         engine: one of `treeopt.engines.SETTINGS`.
-        calibration: traces of the drafter that the engine will run.
+        calibration: traces of the drafter that the engine will run; None where `measured` is given.
         profile: seconds per step of that drafter on the machine that serves; without it `drafts` or `nodes` is needed.
         drafts: the length of the chain; None is the fastest.
         nodes: the size of the dynamic tree, root counted; None is the fastest.
+        measured: in place of a calibration, the accepted drafts that an engine counted with a chain of K drafts.
+            Shorter chains are estimated (`treeopt.optimize.counters`); longer ones are not.
 
     Raises:
         TreeoptError: E220 and E223 as in replay, E230 where the profile lacks what is needed, E303 where the
-            calibration holds no text, E103 where a number is out of range.
+            calibration holds no text, E103 where a number is out of range, E203 where the engine gave a mean alone.
         ValueError: where no engine has the name, it takes no such number, or the number is not whole.
     """
     check_choice("engine", engine, SETTINGS)
@@ -148,23 +195,58 @@ def engine_settings(
             raise ValueError(f"{engine} takes no {name}")
         if value is not None:
             check_counts(**{name: value})
-    if not calibration.positions:
-        raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text")
-    chains = tuple(chain_tokens(calibration).tolist())
+    if calibration is not None:
+        if not calibration.positions:
+            raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text")
+        chains, name = tuple(chain_tokens(calibration).tolist()), _drafter(calibration)
+        if profile is not None and known.chains:
+            check_priced(profile, calibration, profile.kind or KINDS[0])
+    elif measured is not None:
+        estimates, name = estimate_chains(measured), ""
+        chains = estimates.tokens
+    else:
+        raise ValueError("settings need a calibration, or what an engine measured")
     if drafts is not None and drafts >= len(chains):
-        what = f"a chain of {drafts} drafts cannot be replayed"
-        why = f"the calibration has {calibration.num_heads} levels, and chains have 16 drafts at most"
-        fix = f"--chain-length {len(chains) - 1} or less"
-        raise TreeoptError(Code.TREE_TOO_DEEP, what, at=f"--chain-length {drafts}", why=why, fix=fix)
-    found = SETTINGS_OF[engine](_EngineInput(calibration, profile, drafts, nodes))
+        raise _too_long(drafts, len(chains) - 1, calibration)
+    given = _EngineInput(calibration, profile, drafts, nodes, chains, name)
+    found = dataclasses.replace(SETTINGS_OF[engine](given), engine=engine, chains=chains)
+    return _of_counters(found, estimates) if calibration is None else _of_drafter(found, calibration, name)
+
+
+def _of_drafter(found: EngineSettings, calibration: Calibration, name: str) -> EngineSettings:
+    """Settings by replay, with a warning where the engine does not have the drafter."""
+    known = SETTINGS[found.engine]
     drafters = known.chains or known.trees or ()
-    name = _drafter(calibration)
-    if not {name, ANY_DRAFT} & set(drafters):
-        has = " or ".join(_NAMES[drafter] for drafter in drafters)
-        of = f"the drafter {name}" if name else "a drafter whose file is not found"
-        warning = f"the calibration is of {of}, and the engine drafts with {has}: the figures do not hold there"
-        found = dataclasses.replace(found, bound=OTHER_DRAFTER, warning=warning)
-    return dataclasses.replace(found, engine=engine, chains=chains)
+    if found.chain and found.drafts:
+        found = dataclasses.replace(found, rates=acceptance_rates(replay_chain(calibration, found.drafts).histogram))
+    if {name, ANY_DRAFT} & set(drafters):
+        return found
+    has = " or ".join(_NAMES[drafter] for drafter in drafters)
+    of = f"the drafter {name}" if name else "a drafter whose file is not found"
+    warning = f"the calibration is of {of}, and the engine drafts with {has}: the figures do not hold there"
+    return dataclasses.replace(found, bound=OTHER_DRAFTER, warning=warning)
+
+
+def _of_counters(found: EngineSettings, estimates: CounterEstimates) -> EngineSettings:
+    """Settings by an engine's counts, with a note where longer chains may be faster."""
+    notes = list(found.notes)
+    if estimates.too_short(found.drafts if found.budgets else None):
+        share = f"{estimates.last_rate:.1%} of the steps accepted all {counted(estimates.longest, 'draft')}"
+        notes.append(f"a longer chain may be faster: {share}; measure with more drafts")
+    whole = found.drafts == estimates.longest
+    rates = estimates.rates if whole else ()
+    bound = COUNTED if whole else ESTIMATE
+    return dataclasses.replace(found, estimates=estimates, bound=bound, notes=tuple(notes), rates=rates)
+
+
+def _too_long(drafts: int, longest: int, calibration: Calibration | None) -> TreeoptError:
+    what, why = f"a chain of {drafts} drafts cannot be replayed", "chains have 16 drafts at most"
+    if calibration is None:
+        what, why = f"a chain of {drafts} drafts cannot be estimated", f"the engine ran {counted(longest, 'draft')}"
+    elif calibration.num_heads == longest:
+        why = f"the calibration has {counted(longest, 'level')}"
+    fix = f"--chain-length {longest} or less"
+    return TreeoptError(Code.TREE_TOO_DEEP, what, at=f"--chain-length {drafts}", why=why, fix=fix)
 
 
 def promised(found: EngineSettings, calibration: Calibration, drafts: int | None) -> Replay:
@@ -195,43 +277,44 @@ def _chain(
     `make` gets the length at each batch, of which at least one is positive; at batch 1 where there is no profile. An
     engine that takes a length for each batch says so by `by_batch`; others get that of the smallest measured batch.
     """
-    calibration, profile = given.calibration, given.profile
+    profile = given.profile
     if profile is None and given.drafts is None:
         return EngineSettings({}, underived={key: _NO_LENGTH})
-    budgets = {} if profile is None else chains_by_batch(calibration, profile, given.drafts)
+    budgets = {} if profile is None else chains_by_batch(np.array(given.chains), profile, given.drafts)
     if not by_batch:
         budgets = dict(sorted(budgets.items())[:1])
     lengths = {batch: budget.nodes - 1 for batch, budget in budgets.items()} or {1: given.drafts or 0}
     drafting = {batch: length for batch, length in lengths.items() if length}
     if not drafting:
-        return EngineSettings({}, budgets=budgets, underived={key: _NO_GAIN})
+        return EngineSettings({}, budgets=budgets, underived={key: _NO_GAIN}, drafts=0)
     batch = min(drafting)
-    replay = replay_chain(calibration, drafting[batch])
-    return EngineSettings(make(lengths), replay, budgets, notes=notes, batch=batch if budgets else None)
+    replay = None if given.calibration is None else replay_chain(given.calibration, drafting[batch])
+    settings, smallest = make(lengths), batch if budgets else None
+    return EngineSettings(settings, replay, budgets, notes=notes, batch=smallest, drafts=drafting[batch])
 
 
 def _vllm(given: _EngineInput) -> EngineSettings:
-    table = "num_speculative_tokens_per_batch_size"
-    method = _METHODS.get(_drafter(given.calibration))
+    method = _METHODS.get(given.drafter)
     by_batch = method != _METHODS[HEADS]  # its proposer asserts one length: with a table vLLM stops
     with_table = by_batch and given.several
 
     def make(lengths: Lengths) -> dict[str, Any]:
         made: dict[str, Any] = {"method": method} if method else {}
         made |= {"num_speculative_tokens": max(lengths.values())}
-        return made | ({table: _ranges(lengths)} if with_table else {})
+        return made | ({_TABLE: _ranges(lengths)} if with_table else {})
 
     notes = ["beyond the largest measured batch vLLM keeps the last length of the table"] if with_table else []
     found = _chain(given, "num_speculative_tokens", make, *notes, by_batch=by_batch)
     if not found.settings:
         return found
     if "method" not in found.settings:
-        found.underived["method"] = "the calibration is of a drafter that vLLM does not have"
+        of = "the calibration is of a drafter that vLLM does not have" if given.calibration else _COUNTERS
+        found.underived["method"] = of
     found.underived["model"] = "the folder of the heads (`treeopt heads convert --for vllm`), or the draft model"
     if not by_batch:
-        found.underived[table] = "vLLM drafts one length for all batches with Medusa heads (0.32)"
+        found.underived[_TABLE] = "vLLM drafts one length for all batches with Medusa heads (0.32)"
     elif not given.several:
-        found.underived[table] = "the profile has one batch, or there is none"
+        found.underived[_TABLE] = "the profile has one batch, or there is none"
     return found
 
 
@@ -248,6 +331,12 @@ def _ranges(lengths: Lengths) -> list[list[int]]:
 
 def _sglang(given: _EngineInput) -> EngineSettings:
     key = "--speculative-num-draft-tokens"
+    names = ("--speculative-num-steps", "--speculative-eagle-topk", key)
+    if given.calibration is None:  # its counters are of a chain, which is a tree of one draft a level
+        chain = _chain(given, key, lambda lengths: dict(zip(names, _of_chain(lengths[min(lengths)]), strict=True)))
+        if chain.settings:
+            chain.underived["--speculative-algorithm"] = _COUNTERS
+        return dataclasses.replace(chain, lines=True)
     if given.nodes is None and given.profile is None:
         return EngineSettings({}, underived={key: _NO_SIZE}, chain=False)
     choice = choose_dynamic_tree(given.calibration, given.profile, given.nodes)
@@ -255,7 +344,6 @@ def _sglang(given: _EngineInput) -> EngineSettings:
     budgets = {} if batch is None or choice.budget is None else {batch: choice.budget}
     if choice.shape is None:
         return EngineSettings({}, budgets=budgets, underived={key: _NO_GAIN}, chain=False)
-    names = ("--speculative-num-steps", "--speculative-eagle-topk", key)
     simulated = "docs/engines/index.md has the difference in a simulation"
     estimated = f"the traces do not say which nodes the engine expands; {simulated}"
     exact = choice.shape.replays_exactly(given.calibration.num_heads)
@@ -271,6 +359,11 @@ def _sglang(given: _EngineInput) -> EngineSettings:
         chain=False,
         lines=True,
     )
+
+
+def _of_chain(drafts: int) -> tuple[int, int, int]:
+    """Steps, top-k and draft tokens (root counted) of a chain."""
+    return dataclasses.astuple(DynamicTree(drafts, 1, drafts + 1))
 
 
 def _trtllm(given: _EngineInput) -> EngineSettings:
@@ -317,6 +410,12 @@ def _length(
     return dataclasses.replace(found, lines=lines)
 
 
+# Acceptance rates [D], each the share of the steps that accept d drafts or more -> the settings that take them: vLLM
+# 0.33 (vllm/config/speculative.py), llama.cpp since its pull request 27711.
+SYNTHETIC: dict[str, Callable[[list[float]], dict[str, Any]]] = {
+    "vllm": lambda rates: {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates},
+    "llamacpp": lambda rates: {"--spec-synth-rates": ",".join(map(str, rates))},
+}
 SETTINGS_OF: dict[str, Callable[[_EngineInput], EngineSettings]] = {
     "vllm": _vllm,
     "sglang": _sglang,

@@ -1,7 +1,11 @@
-"""Latency profiles as YAML: one sorted line for each point, so that two profiles can be compared by line."""
+"""Latency profiles as YAML: one sorted line for each point, so that two profiles can be compared by line.
+
+An engine's own step times are read from CSV.
+"""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import os
 from pathlib import Path
@@ -14,11 +18,13 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
 from treeopt.files.atomic import write_text
 from treeopt.files.configurations import KEY, entries, flow_mapping, stored_lines
-from treeopt.files.read import check_there
+from treeopt.files.read import check_there, read_bytes
 from treeopt.files.strict_yaml import Faults, Schema, check, faults_error
 from treeopt.latency import LatencyPoint, LatencyProfile, repeated
 
 SCHEMA = "treeopt.latency/1"
+_COLUMNS = ("tokens", "batch", "context", "seconds")  # of a CSV file
+_MOST_CSV = 1 << 22
 
 
 class PointLine(Schema):
@@ -76,12 +82,17 @@ class ProfileFile(ProvenanceBlock):
 def load_profile(path: str | os.PathLike[str] = PROFILE_FILE) -> LatencyProfile:
     """Read a latency profile; its points may be in any order.
 
+    A file whose name ends in .csv has a line for each point and, in its first line, the names of the columns: `tokens`
+    that a step verifies for each text (1 + drafts), `seconds`, and where several were measured `batch` and `context`.
+
     Raises:
         TreeoptError: E201 where it is missing, with the command that makes it; E203 where it is invalid.
     """
     why = "the time of a step is measured on the machine that will run it"
     make = f"treeopt profile --model MODEL [--heads HEADS] -o {path}"
     check_there(path, f"latency profile {path}", why=why, fix=make)
+    if Path(path).suffix == ".csv":
+        return _load_csv(path)
     document = strict_yaml.load(Path(path))
     content = check(document, ProfileFile, SCHEMA)
     points: list[LatencyPoint] = []
@@ -97,6 +108,27 @@ def load_profile(path: str | os.PathLike[str] = PROFILE_FILE) -> LatencyProfile:
         raise faults_error(document, SCHEMA, faults)
     provenance = content.model_dump(include=set(ProvenanceBlock.model_fields), exclude_none=True)
     return LatencyProfile.from_points(points, provenance)
+
+
+def _load_csv(path: str | os.PathLike[str]) -> LatencyProfile:
+    """The points of a CSV file, without provenance: their drafter is not compared with that of a calibration."""
+    rows = csv.DictReader(read_bytes(path, _MOST_CSV).decode("utf-8-sig", errors="replace").splitlines())
+    names = [(name or "").strip() for name in rows.fieldnames or ()]
+    wrong = {name for name in names if name not in _COLUMNS or names.count(name) > 1}
+    if wrong or not {"tokens", "seconds"} <= {*names}:
+        why = "its first line names the columns: tokens and seconds, and batch and context where there are several"
+        raise TreeoptError(Code.FILE_INVALID, f"{path} has the columns {', '.join(names) or 'none'}", why=why)
+    rows.fieldnames = names
+    points = []
+    for row in rows:
+        try:
+            nodes, batch, context = (int(row.get(name) or 1) for name in ("tokens", "batch", "context"))
+            seconds = float(row["seconds"])
+            points.append(LatencyPoint(nodes, batch, context, seconds, seconds, seconds))
+        except (TypeError, ValueError, TreeoptError) as error:
+            fault = error.what if isinstance(error, TreeoptError) else "has a cell that is not a number"
+            raise TreeoptError(Code.FILE_INVALID, f"{path}: line {rows.line_num} {fault}") from error
+    return LatencyProfile.from_points(points)
 
 
 def save_profile(profile: LatencyProfile, path: str | os.PathLike[str]) -> None:

@@ -193,13 +193,11 @@ def replay_dynamic_tree(calibration: Calibration, shape: DynamicTree) -> Replay:
     return _walked(calibration, np.logical_and.accumulate(inside, axis=1), shape.steps)
 
 
-def chains_by_batch(calibration: Calibration, profile: LatencyProfile, drafts: int | None = None) -> dict[int, Budget]:
+def chains_by_batch(expected: Floats, profile: LatencyProfile, drafts: int | None = None) -> dict[int, Budget]:
     """The figures of the chain of `drafts` drafts, or of the fastest, at each measured batch and the largest context.
 
-    Chains are priced by trees of as many nodes of either kind.
+    Chains are priced by trees of as many nodes. `expected` has the tokens per step of chains of 0, 1, ... drafts.
     """
-    check_priced(profile, calibration, profile.kind or KINDS[0])
-    expected = chain_tokens(calibration)
     if drafts is None:
         return {batch: best_budget(expected, profile, batch) for batch in profile.batches}
     return {batch: budget_at(expected, profile, drafts + 1, batch) for batch in profile.batches}
@@ -337,8 +335,8 @@ def compare_acceptance(replay: Replay, calibration: Calibration, measured: Measu
         mean_acceptance(replay.histogram),
         interval,
         measured.mean_acceptance_length,
-        _rates(replay.histogram),
-        None if measured.histogram is None else _rates(measured.histogram),
+        acceptance_rates(replay.histogram),
+        None if measured.histogram is None else acceptance_rates(measured.histogram),
     )
 
 
@@ -347,7 +345,7 @@ def mean_acceptance(histogram: Sequence[int]) -> float:
     return 1 + sum(k * steps for k, steps in enumerate(histogram)) / max(sum(histogram), 1)
 
 
-def _rates(histogram: Sequence[int]) -> tuple[float, ...]:
+def acceptance_rates(histogram: Sequence[int]) -> tuple[float, ...]:
     """[D]: share of steps that accept d drafts or more, d = 1 .. D."""
     reached = np.cumsum(histogram[::-1])[::-1] / max(sum(histogram), 1)
     return tuple(reached[1:].tolist())
