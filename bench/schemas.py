@@ -14,12 +14,13 @@ from typing import Any
 
 from timing import add_tiny, machine
 
-from treeopt.files import calibrations, drafters, profiles, results, trees
+from treeopt.files import calibrations, drafters, profiles, results, schedules, trees
 from treeopt.texts import prompts
 
 MODELS: dict[str, Any] = {
     "tree": trees.TreeFile,
     "policy": trees.PolicyFile,
+    "schedule": schedules.ScheduleFile,
     "profile": profiles.ProfileFile,
     "prompts": prompts.PromptSetFile,
     "calibration": calibrations.CalibrationHeader,

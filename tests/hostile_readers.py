@@ -30,9 +30,10 @@ from treeopt.files.drafters import load_drafter
 from treeopt.files.outputs import unedited_kind
 from treeopt.files.profiles import load_profile
 from treeopt.files.results import ComparisonResult, DecodingResult, ValidationResult, load_result
+from treeopt.files.schedules import load_plan_for, load_planned
 from treeopt.files.strict_yaml import check, load
 from treeopt.files.tensors import unedited_schema
-from treeopt.files.trees import load_plan, load_plan_for, load_tree
+from treeopt.files.trees import load_plan, load_tree
 from treeopt.models.adapters import CONFIG_FILE, NOTE_FILE, WEIGHTS_FILE, read_adapter
 from treeopt.models.base import load_tokenizer
 from treeopt.models.checkpoint import check_files
@@ -181,6 +182,7 @@ READERS: dict[str, Reader] = {
     "tree of an engine": Reader(import_tree, "t.txt", seeds.engine_trees, damage_json, ("import_tree",)),
     "growmap (.pt)": Reader(import_tree, "t.pt", seeds.growmaps, damage_zip, ("read_growmap_pt",), slow=True),
     "policy": Reader(load_plan, "p.yaml", seeds.policies, damage_yaml, ("load_plan",)),
+    "schedule": Reader(load_planned, "s.yaml", seeds.schedules, damage_yaml, ("load_planned",)),
     "plan with its drafter": Reader(
         load_plan_for,
         "p.yaml",

@@ -26,11 +26,13 @@ from treeopt.export.growmaps import growmap_pt, growmap_text
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import save_drafter
 from treeopt.files.profiles import profile_yaml
+from treeopt.files.schedules import schedule_yaml
 from treeopt.files.tensors import write_arrays
 from treeopt.files.trees import policy_yaml, tree_yaml
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.policy import PolicyExpected, TreePolicy
 from treeopt.runs.work import pack_rows
+from treeopt.schedule import Schedule, ScheduledPlan
 from treeopt.texts.prompts import Skipped
 from treeopt.traces import StepTraces, TargetTraces
 from treeopt.tree import Expected, Tree
@@ -77,6 +79,19 @@ def policies() -> list[bytes]:
     expected = PolicyExpected(2.5, 2.25, 7.5, 2.0, None)
     whole = TreePolicy(8, 3, "d1", ((1, 0.0), (4, 1 / 3), (8, 1.0)), expected, {**SOURCE, "drafter": "d.safetensors"})
     return [policy_yaml(one).encode() for one in (whole, TreePolicy(4, 2, "d1"))]
+
+
+def schedules() -> list[bytes]:
+    """Schedules of the heads, and of a drafter."""
+    policy, source = TreePolicy(8, 3, "d1", ((1, 0.0), (8, 1.0))), {**SOURCE, "drafter": "d.safetensors"}
+    chain = Tree(Tree.chain(2).paths, drafter="d1")
+    whole = (
+        ScheduledPlan(1, 64, policy, 2.5, 1.5, 1.25, 1.75),
+        ScheduledPlan(4, 64, chain),
+        ScheduledPlan(16, 64, Tree(())),
+    )
+    heads = Schedule((ScheduledPlan(1, 64, dataclasses.replace(TREE, source={})),))
+    return [schedule_yaml(one).encode() for one in (Schedule(whole, source), heads)]
 
 
 def profiles() -> list[bytes]:

@@ -42,6 +42,7 @@ RECORDS = {
     "facts",
     "latency",
     "policy",
+    "schedule",
     "progress",
     "sampling",
     "shape",

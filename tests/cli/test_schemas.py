@@ -21,8 +21,11 @@ from treeopt.drafter import Drafter
 from treeopt.files.bundled import prompt_sets, zoo
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import save_drafter
+from treeopt.files.schedules import schedule_yaml
 from treeopt.files.trees import policy_yaml
 from treeopt.policy import TreePolicy
+from treeopt.schedule import Schedule, ScheduledPlan
+from treeopt.tree import Tree
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCHEMAS: dict[str, dict[str, Any]] = json.loads((ROOT / "docs" / "schemas.json").read_text())
@@ -58,10 +61,14 @@ def documents(calibration: Calibration) -> dict[str, Any]:
     treeopt("plan", "--model", "llama-7b", "--device-preset", "a100-80gb-pcie", "--nodes", "4", "-o", "profile.yaml")
     save_calibration(random_calibration(1), "c.safetensors")
     drafter = Drafter.untrained(64)
+    policy = TreePolicy(16, drafter.depth, drafter.id)
     save_drafter(drafter, "d.safetensors")
     return {
         "tree": yaml.safe_load(Path("tree.yaml").read_text()),
-        "policy": yaml.safe_load(policy_yaml(TreePolicy(16, drafter.depth, drafter.id))),
+        "policy": yaml.safe_load(policy_yaml(policy)),
+        "schedule": yaml.safe_load(
+            schedule_yaml(Schedule((ScheduledPlan(1, 8, policy), ScheduledPlan(4, 8, Tree(())))))
+        ),
         "profile": yaml.safe_load(Path("profile.yaml").read_text()),
         "prompts": yaml.safe_load(next(iter(prompt_sets().values())).read_text()),
         "calibration": header(Path("c.safetensors")),
@@ -94,6 +101,8 @@ WRONG: list[tuple[str, tuple[Any, ...], Any]] = [
     ("profile", ("points", 0, "seconds"), 0),
     ("profile", ("points", 0, "batch"), 0.5),
     ("policy", ("size_cost",), [[1]]),
+    ("schedule", ("plans", 0, "kind"), "other"),
+    ("schedule", ("cells", 0, "batch"), 0),
     ("calibration", ("provenance",), {}),
     ("drafter", ("levels", 0, "head"), "large"),
 ]

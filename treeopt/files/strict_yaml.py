@@ -218,6 +218,7 @@ OURS = {
     "treeopt.latency/1": ("a latency profile", "treeopt build --nodes auto --profile FILE makes a tree with it"),
     "treeopt.prompts/1": ("a description of prompts", "give it to --prompts"),
     "treeopt.policy/1": ("a policy, with a tree for each step", "give it to treeopt generate"),
+    "treeopt.schedule/1": ("a schedule, with a plan by batch and context", "give it to treeopt generate"),
 }
 
 

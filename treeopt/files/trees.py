@@ -9,19 +9,17 @@ import dataclasses
 import difflib
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, FiniteFloat
 
-from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError, counted
 from treeopt.files import strict_yaml
 from treeopt.files.bundled import zoo
 from treeopt.files.choices import is_choices, parse_choices
 from treeopt.files.configurations import decimal, entries, flow_mapping, stored_lines
-from treeopt.files.drafters import load_drafter
 from treeopt.files.outputs import LONGEST, TREE, write_marked
 from treeopt.files.strict_yaml import (
     OURS,
@@ -37,6 +35,7 @@ from treeopt.files.strict_yaml import (
 )
 from treeopt.files.tensors import canonical_json
 from treeopt.policy import Plan, PolicyExpected, TreePolicy
+from treeopt.schedule import Planned, Schedule
 from treeopt.tree import MAX_RANK, Expected, Tree, path_faults
 from treeopt.tree import Path as RankPath
 
@@ -147,6 +146,11 @@ def load_plan(name_or_path: str | os.PathLike[str]) -> Plan:
     Raises:
         TreeoptError: as `load_tree`.
     """
+    return plan_of_document(load_document(name_or_path))
+
+
+def load_document(name_or_path: str | os.PathLike[str]) -> Document | Tree:
+    """The document of a file of a tree, a policy or a schedule; the tree of a list of paths. Errors as `load_plan`."""
     if not isinstance(name_or_path, (str, os.PathLike)):
         what = f"a tree is loaded by the name of a file or of `treeopt list`, not by a {type(name_or_path).__name__}"
         raise TypeError(f"{what}; treeopt.Tree.from_paths makes a tree of a list of paths")
@@ -162,24 +166,16 @@ def load_plan(name_or_path: str | os.PathLike[str]) -> Plan:
         decoded(path, raw, TREE_FORMATS)
         return parse_choices(path, text)
     try:
-        document = strict_yaml.parse(path, raw)
+        return strict_yaml.parse(path, raw)
     except TreeoptError as error:
         raise TreeoptError(error.code, error.what, at=error.at, why=TREE_FORMATS, fix=error.fix) from error
-    return _policy_of(document) if _schema_of(document) == POLICY else _tree_of(document)
 
 
-def load_plan_for(name_or_path: str | os.PathLike[str]) -> tuple[Plan, Drafter | None]:
-    """A tree or policy with the drafter that it names."""
-    plan = load_plan(name_or_path)
-    file = plan.source.get("drafter") if plan.drafter else None
-    if file is not None and not os.path.exists(file):
-        raise TreeoptError(
-            Code.FILE_MISSING,
-            f"there is no {file}, the drafter that {name_or_path} names",
-            why="a tree is valid for one drafter only; learning again gives another drafter",
-            fix="--drafter FILE, or put the drafter back in its place",
-        )
-    return plan, None if file is None else load_drafter(file)
+def plan_of_document(document: Document | Tree) -> Plan:
+    """The tree or policy of what `load_document` gives; E203 where it is of another kind."""
+    if isinstance(document, Tree):
+        return document
+    return _policy_of(document) if schema_of_document(document) == POLICY else _tree_of(document)
 
 
 def as_tree(tree: GivenTree) -> Tree:
@@ -197,17 +193,19 @@ def as_policy(policy: TreePolicy | str | os.PathLike[str]) -> TreePolicy:
     return found
 
 
-def plan_id(plan: Plan) -> str:
-    """The id of a tree or policy: equal where the same nodes are verified, whatever values and figures it has."""
+def plan_id(plan: Planned) -> str:
+    """The id of a plan: equal where the same nodes are verified, whatever values and figures it has."""
     content: dict[str, Any] = {"drafter": plan.drafter}
-    if isinstance(plan, TreePolicy):
+    if isinstance(plan, Schedule):
+        content |= {"cells": [[*cell.key, plan_id(cell.plan)] for cell in plan.cells]}
+    elif isinstance(plan, TreePolicy):
         content |= {"nodes": plan.nodes, "depth": plan.depth, "size_cost": plan.size_cost}
     else:
         content |= {"paths": sorted(plan.paths)}
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:16]
 
 
-def _schema_of(document: Document) -> str | None:
+def schema_of_document(document: Document) -> str | None:
     """The schema of a document; None where it has none."""
     found = document.data.get("schema") if isinstance(document.data, dict) else None
     return found if isinstance(found, str) else None
@@ -218,27 +216,23 @@ def _tree_of(document: Document) -> Tree:
     _check_kind(document)
     content = check(document, TreeFile, SCHEMA)
     paths = [line.path for line in content.paths]
-    values = [line.value for line in content.paths]
-    faults: Faults = [(("paths", i), text) for i, text in path_faults(paths)]
+    faults = paths_faults(content.paths)
     if len(paths) + 1 != content.nodes:
         faults.append((("nodes",), f"{content.nodes} nodes, but root and paths are {len(paths) + 1}"))
-    if None in values and any(value is not None for value in values):
-        faults.append((("paths", values.index(None)), "has no value although others have one"))
     expected = content.expected_tokens_per_step
     if expected and expected.paths_sha256 != _paths_sha256(tuple(paths)):
         expected = None  # the paths were edited, so the figures are those of another tree
-    faults += _child_faults(paths, values)
     faults += _figure_faults(expected, max(map(len, paths), default=0))
     if faults:
         raise faults_error(document, SCHEMA, faults)
-    known = [value for value in values if value is not None]
+    known = [line.value for line in content.paths if line.value is not None]
     source = content.model_dump(
         include={"made_by", "reference", "method", "calibration", "configuration"}, exclude_none=True
     )
     return Tree.from_paths(
         paths,
         known if known else None,
-        **_drafter_fields(content.drafter, document.path, source),
+        **drafter_fields(content.drafter, document.path, source),
         expected=Expected(**expected.model_dump(exclude={"paths_sha256"})) if expected else None,
     )
 
@@ -256,7 +250,7 @@ def _policy_of(document: Document) -> TreePolicy:
             depth=content.depth,
             size_cost=content.size_cost,
             expected=PolicyExpected(**line.model_dump()) if line else None,
-            **_drafter_fields(content.drafter, document.path, source),
+            **drafter_fields(content.drafter, document.path, source),
         )
     except TreeoptError as error:
         raise faults_error(document, POLICY, [(("nodes",), error.what)]) from error
@@ -275,10 +269,16 @@ def _figure_faults(expected: Schema | None, depth: int) -> Faults:
     return faults
 
 
-def _child_faults(paths: Sequence[RankPath], values: Sequence[float | None]) -> Faults:
-    """Place and text of each value above that of its parent: a path is right at most as often as its beginning."""
+def paths_faults(lines: Sequence[PathLine]) -> Faults:
+    """Place and text of each fault of the lines of a tree's paths.
+
+    No value is above that of its parent: a path is right at most as often as its beginning.
+    """
+    paths, values = [line.path for line in lines], [line.value for line in lines]
     known = dict(zip(paths, values, strict=True))
-    faults: Faults = []
+    faults: Faults = [(("paths", i), text) for i, text in path_faults(paths)]
+    if None in values and any(value is not None for value in values):
+        faults.append((("paths", values.index(None)), "has no value although others have one"))
     for i, (path, value) in enumerate(zip(paths, values, strict=True)):
         above = known.get(path[:-1])
         if above is not None and value is not None and value > above * _ROUNDED:
@@ -288,7 +288,7 @@ def _child_faults(paths: Sequence[RankPath], values: Sequence[float | None]) -> 
 
 def _check_kind(document: Document) -> None:
     """Raise E203 where a document is not a tree, with its kind."""
-    path, data, schema = document.path, document.data, _schema_of(document)
+    path, data, schema = document.path, document.data, schema_of_document(document)
     if schema in OURS:
         kind, use = OURS[schema]
         raise refusal(path, f"is {kind} ({schema}), not a tree", TREE_FORMATS, at=document.at(("schema",)), fix=use)
@@ -297,7 +297,7 @@ def _check_kind(document: Document) -> None:
         raise refusal(path, f"has no schema, and is not a {SCHEMA} file", TREE_FORMATS, fix=fix)
 
 
-def _drafter_fields(line: DrafterLine | None, path: Path, source: dict[str, Any]) -> dict[str, Any]:
+def drafter_fields(line: DrafterLine | None, path: Path, source: dict[str, Any]) -> dict[str, Any]:
     """The fields of a record about its drafter, whose file is relative to the record's folder."""
     if line is None:
         return {"source": source}
@@ -306,7 +306,7 @@ def _drafter_fields(line: DrafterLine | None, path: Path, source: dict[str, Any]
     return {"drafter": line.id, "source": source}
 
 
-def _drafter_line(drafter: str, source: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
+def drafter_line(drafter: str, source: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
     """The line about a record's drafter; its file is relative to the folder that the record is written to."""
     file = source.get("drafter")
     relative = None if file is None else os.path.relpath(file, Path(path).parent)
@@ -348,14 +348,17 @@ def tree_yaml(tree: Tree, path: str | os.PathLike[str] = "tree.yaml") -> str:
         figures = {**dataclasses.asdict(tree.expected), "paths_sha256": _paths_sha256(tree.paths)}
         lines.append(f"expected_tokens_per_step: {flow_mapping(figures)}")
     if tree.drafter:
-        lines.append(_drafter_line(tree.drafter, tree.source, path))
+        lines.append(drafter_line(tree.drafter, tree.source, path))
     lines += [*entries(tree.source, "method", "calibration"), *stored_lines(tree.source)]
     lines.append("paths:" if tree.paths else "paths: []")
-    values = tree.values or (None,) * len(tree.paths)
-    for ranks, value in zip(tree.paths, values, strict=True):
+    return "\n".join([*lines, *path_lines(tree)]) + "\n"
+
+
+def path_lines(tree: Tree) -> Iterator[str]:
+    """A line for each path of a tree."""
+    for ranks, value in zip(tree.paths, tree.values or (None,) * len(tree.paths), strict=True):
         tail = "" if value is None else f", value: {decimal(value)}"
-        lines.append(f"- {{path: {list(ranks)}{tail}}}")
-    return "\n".join(lines) + "\n"
+        yield f"- {{path: {list(ranks)}{tail}}}"
 
 
 def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") -> str:
@@ -371,12 +374,17 @@ def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") 
     if policy.expected:
         lines += ["# tokens per step = 1 + accepted drafts per step, over the calibration's text"]
         lines += [f"expected_tokens_per_step: {flow_mapping(vars(policy.expected))}"]
-    lines.append(_drafter_line(policy.drafter, policy.source, path))
+    lines.append(drafter_line(policy.drafter, policy.source, path))
     if policy.size_cost:
         lines += ["# nodes, and the cost of a step of that size in tokens", "size_cost:"]
-        lines += [f"- [{size}, {decimal(cost)}]" for size, cost in policy.size_cost]
+        lines += cost_lines(policy)
     lines += [*entries(policy.source, "calibration"), *stored_lines(policy.source)]
     return "\n".join(lines) + "\n"
+
+
+def cost_lines(policy: TreePolicy) -> list[str]:
+    """A line for each size of a policy and its cost."""
+    return [f"- [{size}, {decimal(cost)}]" for size, cost in policy.size_cost]
 
 
 def _paths_sha256(paths: Sequence[RankPath]) -> str:
