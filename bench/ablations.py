@@ -41,6 +41,7 @@ from treeopt.optimize.per_step import sums_by_size
 from treeopt.optimize.replay import TextSums, TraceRows
 from treeopt.optimize.select_method import FOLDS, MEDUSA, Fitter, Method, candidates
 from treeopt.optimize.tree_builder import tree_limits
+from treeopt.schedule import Schedule
 from treeopt.texts.prompts import load_prompts
 from treeopt.tree import Tree
 from treeopt.view.charts import Panel, Series, render_chart
@@ -370,6 +371,7 @@ def epsilon(given: argparse.Namespace) -> list[Panel]:
         pairs = zip(found.texts, found.metrics.trials, strict=True)
         answered = [dataclasses.replace(text, answer=trial.runs[name][0].tokens) for text, trial in pairs]
         traces = inputs.traces(answered)
+        assert not isinstance(inputs.tree, Schedule)
         replays = replayed(inputs.tree, traces).sums
         interval = sampling_interval(*by_text(traces.prompt_ids, replays.tokens, replays.steps))
         lines[label] = (replays.tokens_per_step, interval, found.quality[name])

@@ -62,7 +62,7 @@ def cache_term(base: Base, heads: MedusaHeads, drafter: Drafter, *, rounds: int)
     runs = {}
     for name, record in (("with", drafter), ("without", bare)):
         trees = trees_for(base, heads, Tree(paths, drafter=record.id), record)
-        runs[name] = functools.partial(repeatedly, trees.draft, trees.start([text.tolist()]), root, states)
+        runs[name] = functools.partial(repeatedly, trees.draft, trees.start([text.tolist()]), root, states, TEXT)
     with torch.inference_mode():
         spent = interleaved(runs, repeats=rounds)
     levels = max(map(len, paths))
@@ -103,7 +103,7 @@ def share(
 
     @torch.inference_mode()
     def drafts() -> None:
-        trees.draft(session, root, hidden)
+        trees.draft(session, root, hidden, TEXT)
 
     spent: dict[str, list[float]] = {"step": [], "products": [], "drafts": []}
     parts: dict[str, Callable[[], object]] = {

@@ -110,7 +110,7 @@ def tree_of(base: Base, heads: MedusaHeads) -> Tree:
 def step_and_forward(decoder: TreeDecoder, ids: list[int], repeats: int) -> tuple[float, float]:
     """Median seconds of a decoder's step and of the model's forward on the same inputs, always at one length."""
     rows = decoder.prefill([ids], NODES)
-    drafts = decoder.trees.draft(rows.drafting, rows.root, rows.hidden)
+    drafts = decoder.trees.draft(rows.drafting, rows.root, rows.hidden, len(ids))
     lengths, mark = rows.session.lengths, rows.mark()
     given = rows.session.inputs(drafts.tokens, drafts.tree)
 

@@ -45,11 +45,11 @@ class Step:
 
     def __init__(self, decoder: TreeDecoder, text: torch.Tensor) -> None:
         self.decoder, self.rows = decoder, decoder.prefill(list(text), decoder.trees.depth + 1)
-        self.start = self.rows.mark()
-        self.drafts = decoder.trees.draft(self.rows.drafting, self.rows.root, self.rows.hidden)
+        self.start, self.context = self.rows.mark(), text.shape[-1]
+        self.drafts = decoder.trees.draft(self.rows.drafting, self.rows.root, self.rows.hidden, self.context)
 
     def draft(self) -> None:
-        self.decoder.trees.draft(self.rows.drafting, self.rows.root, self.rows.hidden)
+        self.decoder.trees.draft(self.rows.drafting, self.rows.root, self.rows.hidden, self.context)
 
     def verify(self) -> None:
         """All of a step but its drafting."""

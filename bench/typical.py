@@ -44,6 +44,7 @@ from treeopt.evaluate.validate import quality
 from treeopt.optimize.per_step import replay_policy, sizes_of, traced_steps
 from treeopt.optimize.replay import Replay, children_of, replay, visits
 from treeopt.policy import Plan
+from treeopt.schedule import Schedule
 from treeopt.texts.answers import answer_logits
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.tree import Tree
@@ -100,6 +101,7 @@ def epsilon_table(inputs: dict[int, Inputs], greedy: Sequence[Text], epsilon: fl
         text_quality = quality(widest.base, of.texts, greedy)
         for other, measured in found.items():
             tree = inputs[other].tree
+            assert not isinstance(tree, Schedule)
             predicted = typical_replay(tree, traces, entropy, rule)
             error = predicted.tokens_per_step / measured.tau - 1
             line = (

@@ -85,7 +85,7 @@ class RandomTrees:
     def start(self, texts: Sequence[Sequence[int]]) -> TextSession:
         return TextSession(texts, self.window)
 
-    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
+    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
         """A tree for every row."""
         assert isinstance(session, TextSession)
         return self.grown(roots.tolist(), session.recent if self.window else None)

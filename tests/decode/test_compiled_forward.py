@@ -37,10 +37,10 @@ def long_base(family: str, seed: int = 1) -> Base:
 class VaryingTrees(RandomTrees):
     """Random trees of another number of nodes at each step, but the same for all rows."""
 
-    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
+    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
         most, self.nodes = self.nodes, 2 + int(self._rng.integers(self.nodes - 1))
         try:
-            return super().draft(session, roots, states)
+            return super().draft(session, roots, states, context)
         finally:
             self.nodes = most
 

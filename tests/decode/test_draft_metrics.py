@@ -42,8 +42,8 @@ class Recorded:
         self.drafts.clear()
         return self.trees.start(texts)
 
-    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
-        self.drafts.append(self.trees.draft(session, roots, states))
+    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
+        self.drafts.append(self.trees.draft(session, roots, states, context))
         return self.drafts[-1]
 
 

@@ -119,7 +119,7 @@ def test_node_ranks_are_the_decoders(made: Made, correct: bool) -> None:
 def drafts_of(trees: TreeSource, texts: Sequence[Sequence[int]], hidden: torch.Tensor) -> Drafts:
     """What a step drafts behind these texts, whose last tokens are the roots."""
     root = torch.tensor([text[-1] for text in texts])
-    return trees.draft(trees.start(texts), root, hidden)
+    return trees.draft(trees.start(texts), root, hidden, 1)
 
 
 def paths_of(drafts: Drafts) -> set[tuple[int, ...]]:

@@ -21,7 +21,7 @@ from treeopt.version import VERSION
 if TYPE_CHECKING:
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
-    from treeopt.policy import Plan
+    from treeopt.schedule import Planned
 
 
 def check_suffix(path: str, *suffixes: str, option: str = "-o") -> None:
@@ -108,7 +108,7 @@ def several(value: Any) -> Iterable[Any]:
 
 
 def origin_of(
-    base: Base, loaded: LoadedHeads | None, draft: Base | None = None, plan: Plan | None = None
+    base: Base, loaded: LoadedHeads | None, draft: Base | None = None, plan: Planned | None = None
 ) -> dict[str, Any]:
     """The keys `command` and `made_with` of a result of the running command."""
     from treeopt.files.trees import plan_id

@@ -21,7 +21,7 @@ from treeopt.files.outputs import is_edited
 if TYPE_CHECKING:
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
-    from treeopt.policy import Plan
+    from treeopt.schedule import Planned
     from treeopt.texts.encode import Encoded
 
 
@@ -117,7 +117,7 @@ def model_alone(options: Mapping[str, Any]) -> bool:
 
 
 def uses_heads(
-    options: Mapping[str, Any], name: str, drafter: treeopt.Drafter | None, plan: Plan | None = None
+    options: Mapping[str, Any], name: str, drafter: treeopt.Drafter | None, plan: Planned | None = None
 ) -> bool:
     """Whether heads are loaded for a drafter or a tree, after checking --heads and --model."""
     if drafter is not None and not drafter.num_heads and options["heads"] is not None:
@@ -145,7 +145,7 @@ class ChosenPlan:
     """The tree or policy of a command, with its drafter, and the name of its file; None where nothing was learned."""
 
     name: str
-    plan: Plan | None
+    plan: Planned | None
     drafter: treeopt.Drafter | None
 
 
@@ -174,7 +174,7 @@ class LoadedPlan:
 
     base: Base
     heads: LoadedHeads | None
-    plan: Plan
+    plan: Planned
     drafter: treeopt.Drafter | None
     draft: Base | None
 

@@ -26,7 +26,7 @@ from treeopt.cli.processes import division_of, nproc_option
 from treeopt.errors import counted
 
 if TYPE_CHECKING:
-    from treeopt.policy import Plan
+    from treeopt.schedule import Planned
 
 _RULES = (GREEDY, SAMPLE, TYPICAL)
 
@@ -103,7 +103,7 @@ def run(console: Console, **options: Any) -> None:
 command = run
 
 
-def _note_calibrated(console: Console, plan: Plan, source: str, skip: int) -> None:
+def _note_calibrated(console: Console, plan: Planned, source: str, skip: int) -> None:
     """Say that the tree was built from these prompts: by their name and number, which are what its file has."""
     made = plan.source.get("calibration") or {}
     count = made.get("sequences")

@@ -156,10 +156,10 @@ class TreeDecoder:
         base: a loaded `Base`, or any stock causal language model of `transformers`.
         heads: its draft heads; None where the drafter has none, and for the one-node tree, which decodes
             autoregressively in the same loop.
-        tree: a `Tree` that is at most as deep as the drafter has levels, a `TreePolicy`, a list of paths, a file of
-            one of these, or a name of `treeopt list`. A `TreeSource` needs neither heads nor drafter. None for the plan
-            that the drafter recommends; without a drafter, and without heads, for per-step trees of
-            `Drafter.untrained`.
+        tree: a `Tree` that is at most as deep as the drafter has levels, a `TreePolicy`, a `Schedule` of these by batch
+            and context, a list of paths, a file of one of these, or a name of `treeopt list`. A `TreeSource` needs
+            neither heads nor drafter. None for the plan that the drafter recommends; without a drafter, and without
+            heads, for per-step trees of `Drafter.untrained`.
         drafter: the record that the tree or policy was made for, its file, or a `Proposer`; None for the guesses of
             the heads, and where the tree's file names its drafter.
         draft: the draft model of the drafter, in any form that `model` has elsewhere; None where it has none.
@@ -280,7 +280,8 @@ class TreeDecoder:
         the device, and one a level with a draft model. E504 where a root was chosen from logits that are not finite.
         """
         rows.check(self.base)
-        drafts = self.trees.draft(rows.drafting, rows.root, rows.hidden)
+        context = max(rows.session.lengths)
+        drafts = self.trees.draft(rows.drafting, rows.root, rows.hidden, context)
         verified = rows.session.verify(drafts.tokens, drafts.tree)
         node, root = self.acceptance.accept(drafts, verified[0], rows.generator)
         return rows.advance_(drafts, verified, node, root)

@@ -39,6 +39,7 @@ from treeopt.models.base import Base, shown_name
 from treeopt.models.given import GivenModel
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import TreePolicy
+from treeopt.schedule import Schedule
 from treeopt.tree import Tree
 from treeopt.verify.probe import soft_prompt
 
@@ -72,7 +73,7 @@ def kept_decoder(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any, dr
 
     Two threads therefore share none. After an error it is not returned.
     """
-    if not isinstance(tree, (str, os.PathLike, Tree, TreePolicy, TreeSource, NoneType)):
+    if not isinstance(tree, (str, os.PathLike, Tree, TreePolicy, Schedule, TreeSource, NoneType)):
         tree = as_tree(tree)
     key = _key(model, heads, tree, drafter, draft)
     with _kept_lock:

@@ -7,23 +7,25 @@ import os
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import load_drafter
-from treeopt.files.trees import GivenTree, as_tree, load_plan, load_plan_for
+from treeopt.files.schedules import load_plan_for, load_planned
+from treeopt.files.trees import GivenTree, as_tree
 from treeopt.policy import Plan, TreePolicy
+from treeopt.schedule import Planned, Schedule
 from treeopt.tree import Tree
 
-GivenPlan = GivenTree | TreePolicy
+GivenPlan = GivenTree | TreePolicy | Schedule
 
 
-def as_plan(tree: GivenPlan) -> Plan:
+def as_plan(tree: GivenPlan) -> Planned:
     """The plan: given as a record, as a name of a file or of `treeopt list`, or as a list of paths."""
-    if isinstance(tree, (Tree, TreePolicy)):
+    if isinstance(tree, (Tree, TreePolicy, Schedule)):
         return tree
-    return load_plan(tree) if isinstance(tree, (str, os.PathLike)) else as_tree(tree)
+    return load_planned(tree) if isinstance(tree, (str, os.PathLike)) else as_tree(tree)
 
 
 def as_plan_for(
     tree: GivenPlan | None, drafter: Drafter | str | os.PathLike[str] | None = None
-) -> tuple[Plan, Drafter | None]:
+) -> tuple[Planned, Drafter | None]:
     """The plan with the drafter that is given or, without one, that the tree's file names.
 
     Without a tree, the plan is the one that the drafter recommends; ValueError without both.

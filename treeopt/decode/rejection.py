@@ -84,7 +84,7 @@ class DrawnChain:
     def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
         return _DrawnSession(self._proposer, texts, self._rule)
 
-    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
+    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
         assert isinstance(session, _DrawnSession)
         tokens, drawn_from = session.drawn(self.depth)
         tokens = torch.cat([roots[:, None], tokens.to(roots.device)], dim=1)

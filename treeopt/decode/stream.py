@@ -23,7 +23,7 @@ from treeopt.drafted_step import DraftedStep
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import DRAFTER, Drafts
 from treeopt.drafting.model import DRAFT_MODEL_SOURCE
-from treeopt.drafting.plans import PerStepTrees, StaticTree
+from treeopt.drafting.plans import PerStepTrees, ScheduledTrees, StaticTree
 from treeopt.drafting.trace import BASE, draft_sources
 from treeopt.errors import check_counts
 from treeopt.models.base import Base
@@ -109,7 +109,7 @@ def decoded_steps(decoder: TreeDecoder, prompt: Sequence[int], steps: Sequence[S
     assert tokenizer is not None
     texts = iter(token_texts([token for step in steps for token in step], tokenizer))
     found: Sequence[Sequence[Sources]]
-    if isinstance(trees, StaticTree | PerStepTrees):
+    if isinstance(trees, StaticTree | PerStepTrees | ScheduledTrees):
         found = draft_sources(decoder.base, trees.proposer, prompt, steps)
     else:
         name = DRAFT_MODEL_SOURCE if isinstance(trees, DrawnChain) else DRAFTER

@@ -19,6 +19,7 @@ from treeopt.drafting.interface import (
     Floats,
     Ints,
     ProposerSession,
+    SizeLimits,
 )
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.ngram import HEAD_SOURCE, RecordProposer, check_drafter
@@ -63,7 +64,7 @@ class HeadsProposer:
 
 
 class HeadsSession(ProposerSession):
-    """Static trees and traces of heads; for per-step trees, `by_probability` has a session that stores the texts."""
+    """Static trees and traces of heads; a session of `by_probability` grows per-step trees."""
 
     name = HEAD_SOURCE
 
@@ -73,6 +74,7 @@ class HeadsSession(ProposerSession):
         self._proposer, self._depth = proposer, depth
         self._given = texts, ends
         self._checked = False
+        self._growing: tuple[int, ProposerSession] | None = None  # of so many rows
 
     @functools.cached_property
     def _logits(self) -> Tensor:
@@ -106,6 +108,12 @@ class HeadsSession(ProposerSession):
         guesses = top_ids(self._logits, tree.top_k).transpose(0, 1)  # [B, D, top_k]
         candidates = torch.cat([roots[:, None], guesses.flatten(1)], dim=1)
         return Drafts(candidates.index_select(1, tree.tree_indices), tree)
+
+    def grow(self, roots: Tensor, states: Tensor, limits: SizeLimits) -> Drafts:
+        rows = len(roots)
+        if self._growing is None or self._growing[0] != rows:  # the heads read no text, so any token serves
+            self._growing = rows, self._proposer.by_probability.start([[0]] * rows, self._depth)
+        return self._growing[1].grow(roots, states, limits)
 
     def expand(self, nodes: int, depth: int) -> Expansion:
         return self._scored.expand(nodes, depth)

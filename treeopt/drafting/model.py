@@ -134,6 +134,10 @@ class ModelSession(KernelRows):
         self._model.keep(cached)
         rows = zip(self._text.tolist(), cached, self._end.tolist(), strict=True)
         new = [self._texts.tokens[text, start:end] for text, start, end in rows]
+        while max(map(len, new)) > _PIECE:  # after many steps without drafts
+            ends = [min(_PIECE, len(tokens) - 1) for tokens in new]
+            self._append([tokens[:end] for tokens, end in zip(new, ends, strict=True)], logits_to_keep=1)
+            new = [tokens[end:] for tokens, end in zip(new, ends, strict=True)]
         last = torch.tensor([len(tokens) - 1 for tokens in new], device=self.source.draft.device)
         return pick(self._append(new), last)
 

@@ -1,24 +1,27 @@
-"""The trees that a decoder verifies: one for all steps, or one chosen for each row at each step."""
+"""The trees that a decoder verifies: one for all steps, one chosen for each row at each step, or by a schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from treeopt.defaults import ONE_NODE
 from treeopt.drafter import Drafter
 from treeopt.drafting.heads import HeadsProposer
-from treeopt.drafting.interface import Drafts, Proposer, ProposerSession, SizeLimits
+from treeopt.drafting.interface import AcceptedPart, Drafts, Observed, Proposer, ProposerSession, SizeLimits
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.ngram import RecordProposer
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
-from treeopt.policy import Plan, TreePolicy
+from treeopt.policy import TreePolicy
+from treeopt.schedule import Planned, Schedule
 from treeopt.tree import Tree, check_tree_fits
-from treeopt.verify.buffers import compile_ranks
+from treeopt.verify.buffers import Buffers, compile_ranks
 
 UNTRAINED_NODES = 16  # of the per-step trees where nothing was learned
 
@@ -38,8 +41,12 @@ class TreeSource(Protocol):
     def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
         """A drafting session for a batch: for each row the end of its prompt and its first root."""
 
-    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
-        """The trees of one step: roots int64 [B], and the states float [B, d] that they were predicted from."""
+    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
+        """The trees of one step.
+
+        Roots int64 [B] are the next tokens of the texts in progress, states float [B, d] those that they were predicted
+        from, `context` the cached tokens of the longest text.
+        """
 
 
 class StaticTree:
@@ -57,7 +64,7 @@ class StaticTree:
     def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
         return self.proposer.start(texts, self.depth)
 
-    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
+    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
         return session.fill(roots, states, self.compiled)
 
 
@@ -75,14 +82,100 @@ class PerStepTrees:
     def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
         return self.proposer.start(texts, self.depth)
 
-    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
+    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
         return session.grow(roots, states, self._limits)
+
+
+class ScheduledTrees:
+    """At each step the trees of the plan of a schedule for the texts in progress and the longest of them.
+
+    One drafter follows the texts. It begins with the first step that drafts; steps without drafts run nothing of it.
+    """
+
+    tree = None
+
+    def __init__(self, proposer: Proposer, schedule: Schedule, device: torch.device) -> None:
+        self.proposer, self.schedule = proposer, schedule
+        self.sources = [_source(proposer, plan, device) for plan in schedule.plans]
+        self.nodes, self.window = schedule.nodes, proposer.window
+        self.depth = max(one.depth for one in self.sources)
+        self._none = compile_ranks(Tree(()), device)
+
+    def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
+        return LateSession(functools.partial(self.proposer.start, depth=self.depth), texts)
+
+    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
+        assert isinstance(session, LateSession)
+        source = self.sources[self.schedule.index(len(roots), context)]
+        if source.nodes == ONE_NODE:
+            session.idle = True
+            return Drafts(roots[:, None], self._none)
+        return source.draft(session.begun(), roots, states, context)
+
+
+class LateSession(ProposerSession):
+    """A session that begins with the first step that drafts; before, it only stores the texts.
+
+    While it is `idle` nothing of the next states is read ahead: the next step probably does not draft either.
+    """
+
+    def __init__(self, start: Callable[[Sequence[Sequence[int]]], ProposerSession], texts: Sequence[Sequence[int]]):
+        self._start, self._texts = start, [list(text) for text in texts]
+        self._inner: ProposerSession | None = None
+        self.idle = True
+
+    def begun(self) -> ProposerSession:
+        """The session, which drafts this step."""
+        self.idle = False
+        if self._inner is None:
+            self._inner = self._start(self._texts)
+        return self._inner
+
+    def begin(self, roots: Tensor, states: Tensor) -> None:
+        self.begun().begin(roots, states)
+
+    def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
+        return self.begun().fill(roots, states, tree)
+
+    def grow(self, roots: Tensor, states: Tensor, limits: SizeLimits) -> Drafts:
+        return self.begun().grow(roots, states, limits)
+
+    def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor | None:
+        return None if self.idle or self._inner is None else self._inner.observe(states, logits)
+
+    def look(self, observed: Observed) -> None:
+        self.begun().look(observed)
+
+    def keep(self, kept: AcceptedPart) -> None:
+        if self._inner is not None:
+            self._inner.keep(kept)
+            return
+        for text, tokens in zip(self._texts, kept.tokens, strict=True):
+            text += tokens
+
+    def select(self, rows: Sequence[int]) -> None:
+        if self._inner is not None:
+            self._inner.select(rows)
+        else:
+            self._texts = [self._texts[row] for row in rows]
+
+    def mark(self) -> Any:
+        lengths = [len(text) for text in self._texts]
+        return lengths, self.idle, None if self._inner is None else (self._inner, self._inner.mark())
+
+    def rewind(self, mark: Any) -> None:
+        lengths, self.idle, begun = mark
+        self._texts = [text[:length] for text, length in zip(self._texts, lengths, strict=True)]
+        self._inner = None
+        if begun is not None:
+            self._inner, inner = begun
+            self._inner.rewind(inner)
 
 
 def trees_for(
     base: Base,
     heads: MedusaHeads | None,
-    plan: Plan,
+    plan: Planned,
     drafter: Drafter | Proposer | None = None,
     draft: Base | None = None,
 ) -> TreeSource:
@@ -102,9 +195,16 @@ def trees_for(
             )
     else:
         proposer = drafter
+    return _source(proposer, plan, base.device)
+
+
+def _source(proposer: Proposer, plan: Planned, device: torch.device) -> TreeSource:
+    """The trees of a plan; a schedule without drafts is plain decoding."""
+    if isinstance(plan, Schedule) and plan.nodes > ONE_NODE:
+        return ScheduledTrees(proposer, plan, device)
     if isinstance(plan, TreePolicy):
         return PerStepTrees(proposer, plan)
-    return StaticTree(proposer, plan, base.device)
+    return StaticTree(proposer, plan if isinstance(plan, Tree) else Tree(()), device)
 
 
 def untrained(base: Base) -> tuple[TreePolicy, Drafter]:
@@ -127,8 +227,12 @@ def proposer_for(base: Base, heads: MedusaHeads | None, drafter: Drafter | None,
     return HeadsProposer(base, heads, drafter)
 
 
-def check_plan(plan: Plan, drafter: Drafter | None) -> None:
+def check_plan(plan: Planned, drafter: Drafter | None) -> None:
     """Raise E223, E101 or E102 where a plan was made for another drafter, or has levels or ranks that it lacks."""
+    if isinstance(plan, Schedule):
+        for one in plan.plans:
+            check_plan(one, drafter)
+        return
     if plan.drafter and (drafter is None or drafter.id != plan.drafter):
         given = "none was given" if drafter is None else f"the one given is {drafter.id}"
         what = f"the tree was made for drafter {plan.drafter}; {given}"

@@ -313,6 +313,7 @@ class TimedStep:
         drafting = decoder.trees.start(texts)
         self.rows = Rows(cached.session, drafting, cached.roots, cached.root, cached.hidden, None, None)
         self._start = self.rows.mark()
+        self._context = max(cached.session.lengths)
 
     def seconds(self) -> float:
         """Run the step, and return the rows to the state before it."""
@@ -328,7 +329,7 @@ class TimedStep:
         spent = []
         for _ in range(_TIMED):
             begin = now(self.decoder.base)
-            self.decoder.trees.draft(self.rows.drafting, self.rows.root, self.rows.hidden)
+            self.decoder.trees.draft(self.rows.drafting, self.rows.root, self.rows.hidden, self._context)
             spent.append(now(self.decoder.base) - begin)
         return min(spent)
 

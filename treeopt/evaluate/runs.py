@@ -30,11 +30,12 @@ from treeopt.models.base import Base
 from treeopt.models.given import GivenModel
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.tensors import fingerprint
-from treeopt.optimize.per_step import replay_policy
+from treeopt.optimize.per_step import replay_policy, replay_schedule
 from treeopt.optimize.replay import Replay, replay
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress
 from treeopt.runs.work import ALONE, BatchRun
+from treeopt.schedule import Planned, Schedule
 from treeopt.texts.encode import Text, next_turn
 from treeopt.texts.prompts import Skipped
 from treeopt.traces import MAX_RANKS
@@ -169,7 +170,7 @@ class Inputs:
 
     base: Base
     heads: MedusaHeads | None
-    tree: Plan
+    tree: Planned
     drafter: Drafter | None
     draft: Base | None
     texts: Sequence[Text]
@@ -197,12 +198,16 @@ class Inputs:
 
     def measured(self, runs: Runs, traces: Calibration) -> dict[str, Any]:
         """The fields of `Measured`, predicted from traces of as many texts."""
-        predicted = replayed(self.tree, traces)
+        if isinstance(self.tree, Schedule):
+            prompts, expected = [len(text.prompt) for text in runs.texts], None
+            predicted = replay_schedule(self.tree, traces, prompts, batch=self.options.batch_size)
+        else:
+            predicted, expected = replayed(self.tree, traces), self.tree.expected
         rows = zip(runs.trials, predicted.sums.steps.tolist(), predicted.sums.tokens.tolist(), strict=True)
         return {
             "metrics": Metrics(tuple(Trial(one.text, one.runs, steps, tokens) for one, steps, tokens in rows)),
             "predicted": predicted,
-            "expected_tokens_per_step": self.tree.expected.replay if self.tree.expected else None,
+            "expected_tokens_per_step": expected.replay if expected else None,
             "nodes": self.tree.nodes,
             "skipped": (*self.skipped, *runs.skipped),
             "left_out": runs.left_out,
@@ -244,13 +249,17 @@ def replayed(tree: Plan, traces: Calibration) -> Replay:
     return replay(tree, traces) if isinstance(tree, Tree) else replay_policy(tree, traces)
 
 
-def step_depth(tree: Plan) -> int:
+def step_depth(tree: Planned) -> int:
     """Depth of the trees chosen per step; 0 for a static tree."""
+    if isinstance(tree, Schedule):
+        return max(map(step_depth, tree.plans))
     return tree.depth if isinstance(tree, TreePolicy) else 0
 
 
-def num_ranks(tree: Plan) -> int:
+def num_ranks(tree: Planned) -> int:
     """The number of candidates of a node that may be nodes of the tree, at least 1."""
+    if isinstance(tree, Schedule):
+        return max(map(num_ranks, tree.plans))
     return max(1, tree.max_rank + 1 if isinstance(tree, Tree) else tree.nodes - 1)
 
 

@@ -50,8 +50,9 @@ from treeopt.models.base import Base
 from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.logits import rows_at_once
-from treeopt.policy import Plan, TreePolicy
+from treeopt.policy import TreePolicy
 from treeopt.progress import Progress, silent
+from treeopt.schedule import Planned, Schedule
 from treeopt.texts.encode import Text, as_texts
 from treeopt.texts.prompts import GivenPrompts
 from treeopt.traces import MAX_RANKS
@@ -134,7 +135,7 @@ class Validation(Measured):
             )
 
 
-def advice(found: Measured, plan: Plan | None = None) -> tuple[str, ...]:
+def advice(found: Measured, plan: Planned | None = None) -> tuple[str, ...]:
     """Warnings that steps are not as predicted, or that the tree is not the fastest, each of one line or more."""
     texts = [_not_predicted(found, plan)]
     if isinstance(found, Validation):
@@ -142,7 +143,12 @@ def advice(found: Measured, plan: Plan | None = None) -> tuple[str, ...]:
     return tuple(text for text in texts if text)
 
 
-def _not_predicted(found: Measured, plan: Plan | None) -> str:
+def _not_predicted(found: Measured, plan: Planned | None) -> str:
+    if isinstance(plan, Schedule) and found.batch_size > 1:
+        return (
+            "the schedule follows the texts in progress and the longest of them; the prediction takes every batch as "
+            "full and each text alone, so it is exact at batch 1 only"
+        )
     shared = isinstance(plan, TreePolicy) and len(plan.sizes) > 1 and found.batch_size > 1
     if shared and found.tokens_per_step != found.predicted.tokens_per_step:
         return (
@@ -289,9 +295,12 @@ def make_inputs(
     texts, too_long = as_texts(base, prompts, chosen.max_new_tokens, chat_template=chosen.chat_template)
     inputs = Inputs(base, heads, tree, drafter, as_draft(chosen.draft, base), texts, too_long, chosen)
     decoder = inputs.decoder(chosen.acceptance)
-    if isinstance(tree, Tree):
+    if isinstance(tree, Schedule) and isinstance(chosen.acceptance, Sample):
+        what = "the steps of a schedule are not predicted under sampling"
+        raise TreeoptError(Code.GENERATE_UNSUPPORTED, what, fix="validate it greedily, or its plans one by one")
+    for one in (plan for plan in (tree.plans if isinstance(tree, Schedule) else [tree]) if isinstance(plan, Tree)):
         levels = drafter.depth if drafter is not None else heads.num_heads if heads is not None else 0
-        check_tree_fits(tree, heads=levels, ranks=min(MAX_RANKS, base.vocab_size), holder="the prediction")
+        check_tree_fits(one, heads=levels, ranks=min(MAX_RANKS, base.vocab_size), holder="the prediction")
     return inputs, decoder
 
 

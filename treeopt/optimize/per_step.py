@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import as_policy
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, check_priced, drafting_seconds, step_seconds
-from treeopt.optimize.replay import Replay, TextSums, check_drafter, visits
+from treeopt.optimize.replay import Replay, TextSums, check_drafter, replay, visits
 from treeopt.optimize.tree_builder import predicted_ends, rounded, source_of
 from treeopt.policy import PolicyExpected, TreePolicy
+from treeopt.schedule import Schedule
 from treeopt.traces import NONE, StepTraces
+from treeopt.tree import Tree
 
 BINS = 10  # of estimated probability, equally wide
 _ROUNDS = 12  # costs change no further by then
@@ -47,6 +50,26 @@ def replay_policy(policy: TreePolicy | str | os.PathLike[str], calibration: Cali
     check_drafter(policy.drafter, calibration)
     steps = traced_steps(calibration)
     return _replay(calibration, sizes_of(policy, steps), min(policy.depth, calibration.num_heads))
+
+
+def replay_schedule(schedule: Schedule, calibration: Calibration, prompts: Sequence[int], *, batch: int = 1) -> Replay:
+    """The steps of each text by a schedule, where so many are in progress until it ends and none is longer.
+
+    Args:
+        schedule: its plans.
+        calibration: of the plans' drafter; with traces of per-step trees where one is a policy.
+        prompts: tokens of each text's prompt, which are in the cache when its first step begins.
+        batch: 1 for texts that are decoded alone, whose steps these are exactly.
+    """
+    starts = calibration.offsets[:-1] - np.array(prompts, np.int64)
+    context = np.arange(calibration.positions) - np.repeat(starts, np.diff(calibration.offsets))
+    which = np.array([schedule.index(batch, tokens) for tokens in range(int(context.max(initial=0)) + 1)])[context]
+    accepted: NDArray[np.int8] = np.zeros(calibration.positions, np.int8)
+    for number in set(which.tolist()):
+        plan, here = schedule.plans[number], which == number
+        found = replay(plan, calibration) if isinstance(plan, Tree) else replay_policy(plan, calibration)
+        accepted[here] = found.accepted[here]
+    return Replay(accepted, visits(accepted), calibration.offsets, schedule.depth)
 
 
 def sizes_of(policy: TreePolicy, steps: StepTraces) -> Ints:
