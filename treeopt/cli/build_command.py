@@ -9,6 +9,7 @@ import click
 from treeopt.cli.checks import check_belongs, check_suffix, given
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
+from treeopt.cli.numbers import numbers_option
 from treeopt.cli.options import (
     calibrations_option,
     check_outputs,
@@ -16,7 +17,6 @@ from treeopt.cli.options import (
     force_option,
     max_rank_option,
     ranks_of,
-    step_options,
     temperature_option,
 )
 from treeopt.defaults import (
@@ -35,7 +35,10 @@ from treeopt.files.outputs import TREE
 from treeopt.progress import late
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from treeopt.calibration import Calibration
+    from treeopt.latency import LatencyProfile
     from treeopt.optimize.build_job import BuildJob
     from treeopt.policy import TreePolicy
 
@@ -72,9 +75,11 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
 @click.option(
     "--profile",
     multiple=True,
-    help="Seconds per step, from `treeopt profile`, for --nodes auto; one for each drafter and kind of --drafter auto.",
+    help="Seconds per step, from `treeopt profile` or a CSV, for --nodes auto; one for each kind, or each drafter and "
+    "kind of --drafter auto.",
 )
-@step_options
+@numbers_option("--batch-size", "batch", default=["1"], help="Batch of the profile; several: a schedule of plans.")
+@numbers_option("--context", help="Context of the profile [default: its longest]; several: a schedule of plans.")
 @click.option("--values", type=click.Choice(VALUES), default=DEFAULT_VALUES, help=_ESTIMATE_HELP.format("weights"))
 @click.option("--weights", type=click.Choice(WEIGHTS), default=DEFAULT_WEIGHTS, help=_ESTIMATE_HELP.format("values"))
 @max_rank_option
@@ -96,6 +101,9 @@ def run(console: Console, **options: Any) -> None:
     With --kind dynamic the drafter's estimates choose the nodes of each step, so no tree is grown: the file holds the
     number of nodes and the drafter. With --nodes auto each step takes the size that is worth its time.
 
+    With --nodes auto and several of --profile, --batch-size or --context, none, chains, static and per-step trees are
+    compared for each batch and context, and the best is written: of several a schedule, which --tree takes.
+
     With --for or --max-rank the tree is the best one under these limits, and what they cost is printed.
 
     With --drafter auto calibrations of several drafters compete: the drafter, kind and size with the most tokens per
@@ -104,6 +112,12 @@ def run(console: Console, **options: Any) -> None:
     """
     check_outputs(options, options["output"], kind=TREE)
     check_suffix(options["output"], ".yaml", ".yml")
+    if options["drafter"] != AUTO and options["nodes"] == AUTO and (_several(options) or len(options["profile"]) > 1):
+        _run_verdict(console, options)
+        return
+    if _several(options):
+        raise click.UsageError("several of --batch-size or --context belong to --nodes auto of one drafter")
+    options |= {"batch": options["batch"][0], "context": next(iter(options["context"]), None)}
     if options["drafter"] == AUTO:
         _run_auto(console, options)
         return
@@ -115,6 +129,50 @@ def run(console: Console, **options: Any) -> None:
 
 
 command = run
+
+
+def _several(options: dict[str, Any]) -> bool:
+    return len(options["batch"]) > 1 or len(options["context"]) > 1
+
+
+def _run_verdict(console: Console, options: dict[str, Any]) -> None:
+    """The best plan of each batch and context, as a schedule where there are several."""
+    from treeopt.files.profiles import load_profile
+    from treeopt.files.schedules import save_schedule
+    from treeopt.files.trees import save_plan
+    from treeopt.models.origins import profile_for_others
+    from treeopt.optimize.build_job import BuildJob
+    from treeopt.optimize.verdict import verdicts_of
+    from treeopt.optimize.verdict_report import verdict_report, verdict_warnings
+
+    check_belongs(("engine",), "a build of one tree", holds=False)
+    if not 1 <= len(options["profile"]) <= len(KINDS):
+        raise click.UsageError("--nodes auto takes one --profile for each kind; more belong to --drafter auto")
+    kinds = (options["kind"],) if given("kind") else KINDS
+    if KINDS[0] not in kinds:
+        check_belongs(_STATIC, "--kind static", holds=False)
+    calibration = _calibration(options)
+    profiles = [load_profile(file) for file in options["profile"]]
+    places = {"batches": options["batch"], "contexts": options["context"] or _longest(profiles, options["batch"])}
+    job = BuildJob(nodes=None, **_limits({**options, **places, "batch": 1, "context": None}))
+    with console.progress("build") as progress:
+        found = verdicts_of(calibration, profiles, **places, kinds=kinds, job=job, progress=late(progress))
+        schedule = with_configuration(found.schedule, console.configuration)
+    if _several(options):
+        save_schedule(schedule, options["output"])
+    else:
+        save_plan(with_configuration(found.best_plan, console.configuration), options["output"])
+    console.report(*verdict_report(found))
+    for profile in profiles:
+        console.warn(*profile_for_others(profile, calibration))
+    console.warn(*verdict_warnings(found))
+    _end(console, options["output"])
+
+
+def _longest(profiles: Sequence[LatencyProfile], batches: Sequence[int]) -> list[int] | None:
+    """The longest context that all profiles have with each of the batches; None where there is none."""
+    common = [{point.context for point in one.points if point.batch == batch} for one in profiles for batch in batches]
+    return [max(set.intersection(*common))] if set.intersection(*common) else None
 
 
 def _run_static(console: Console, options: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ def run(console: Console, tree: str, calibration: str | None, **options: Any) ->
     """Print the tree FILE (or a name from `treeopt list`): one line for each node, with its rank and value.
 
     A file is YAML of treeopt, or holds a medusa_choices list: [[0], [0, 0], [1]] in JSON or Python. For a policy of
-    per-step trees, sizes and costs are printed.
+    per-step trees, sizes and costs are printed, for a schedule its plan at each batch and context.
 
     With --against, paths with - are in FILE alone, with + in the other tree alone; with --calibration both are
     replayed over the same traces, and the interval of the difference in tokens per step is a paired bootstrap over
@@ -86,12 +86,19 @@ def _show_options(console: Console, file: str) -> None:
 
 
 def _show_plan(console: Console, name: str, calibration: str | None) -> None:
-    from treeopt.files.trees import load_plan
+    from treeopt.files.schedules import load_planned
     from treeopt.models.origins import made_for_others, traced_ids
+    from treeopt.optimize.verdict_report import schedule_parts
+    from treeopt.schedule import Schedule
     from treeopt.view.plan_report import plan_data, plan_parts, replay_parts
 
-    plan = load_plan(name)
+    plan = load_planned(name)
     warn_edited(console, name)
+    if isinstance(plan, Schedule):
+        check_belongs(("calibration",), "a tree or policy: the plan of a schedule's step depends on the batch", False)
+        console.report(*schedule_parts(plan))
+        console.result({"kind": "schedule", **picked(plan, "nodes", "depth", "drafter", "source")})
+        return
     traces = _traces(calibration)
     if traces is not None:
         console.warn(*made_for_others(name, plan.source.get("calibration") or {}, traced_ids(traces)))

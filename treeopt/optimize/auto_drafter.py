@@ -108,7 +108,7 @@ def choose_drafter(
         for (drafter, kind), profile in priced.items()
         if drafter not in {group.drafter_id for group in groups}
     ]
-    warnings += _doubts([one.group.profiles[one.kind] for one, _ in known], job)
+    warnings += profile_doubts([one.group.profiles[one.kind] for one, _ in known], job.batch, job.context)
     if pays is None:
         warnings.append("no drafter is faster than autoregressive decoding on this machine")
     return DrafterChoice(plan, best, candidates, tuple(warnings))
@@ -224,14 +224,14 @@ def _limits(calibration: Calibration, job: BuildJob, nodes: int) -> Limits:
     return tree_limits(calibration, nodes, top_k=job.top_k, max_depth=job.max_depth, max_rank=job.max_rank)
 
 
-def _doubts(profiles: Sequence[LatencyProfile], job: BuildJob) -> list[str]:
+def profile_doubts(profiles: Sequence[LatencyProfile], batch: int, context: int | None) -> list[str]:
     """Warnings where profiles were measured on different machines, or under different load."""
     found = []
     values = {name: {str(profile.provenance.get(name, "")) for profile in profiles} for name in _SETTINGS}
     differing = [f"{name} ({', '.join(sorted(seen))})" for name, seen in values.items() if len(seen) > 1]
     if differing:
         found.append(f"the profiles differ in {', '.join(differing)}: their seconds cannot be compared")
-    alone = np.array([step_seconds(profile, ONE_NODE, job.batch, job.context) for profile in profiles])
+    alone = np.array([step_seconds(profile, ONE_NODE, batch, context) for profile in profiles])
     if alone.max() > _DRIFT * alone.min():
         found.append(
             f"autoregressive steps take {alone.min() * 1e3:.2f} to {alone.max() * 1e3:.2f} ms by the profiles: "

@@ -96,15 +96,16 @@ def drafting_seconds(
     return found
 
 
-def fastest(speedups: Sequence[float] | Floats) -> int | None:
+def fastest(speedups: Sequence[float] | Floats, *, equal: float = 0.0) -> int | None:
     """The index of the greatest speedup of plans that draft, the simplest first; None where plain decoding is as fast.
 
-    That is where none is at least 1 + `LEAST_GAIN`: measured steps vary by as much.
+    That is where none is at least 1 + `LEAST_GAIN`: measured steps vary by as much. Plans that are slower by the share
+    `equal` of the greatest speedup are equally fast, and the first of them is taken.
     """
-    if not len(speedups):
+    least = 1 + LEAST_GAIN
+    if not len(speedups) or max(speedups) < least:
         return None
-    best = int(np.argmax(speedups))
-    return best if speedups[best] >= 1 + LEAST_GAIN else None
+    return int(np.argmax(np.asarray(speedups) >= max((1 - equal) * max(speedups), least)))
 
 
 def budget_at(

@@ -90,17 +90,22 @@ def check_size(limits: Limits, levels: int, option: str) -> None:
 
 def describe(fitter: Fitter, fit: MethodFit, *, engine: str = "") -> Tree:
     """The fitted tree with its expected tokens per step and its source; an `engine` is added to its method."""
-    calibration, limits, tree = fitter.calibration, fitter.limits, fit.tree
+    method = method_of(fit.method, fitter.limits) | ({"engine": engine} if engine else {})
+    return described(fitter, fit.tree, fit.sums, method=method)
+
+
+def described(fitter: Fitter, tree: Tree, sums: TextSums | None, **source: Any) -> Tree:
+    """A tree with its expected tokens per step and its source; `sums` are those of texts left out of the fit."""
+    calibration, limits = fitter.calibration, fitter.limits
     replayed = fitter.sums(tree).tokens_per_step
     accuracy = fitter.accuracy()
     independent = 1.0 + sum(float(np.prod([accuracy[h, rank] for h, rank in enumerate(path)])) for path in tree.paths)
     expected = Expected(rounded(independent), rounded(replayed), limits.top_k)
-    if fit.sums is not None:
-        ends = predicted_ends(calibration, fit.sums, tree.depth)
-        expected = dataclasses.replace(expected, cross_validated=rounded(fit.sums.tokens_per_step), **ends)
-    method = _method(fit.method, limits) | ({"engine": engine} if engine else {})
-    source = source_of(calibration, method=method)
-    return dataclasses.replace(tree, drafter=calibration.provenance.drafter_id, expected=expected, source=source)
+    if sums is not None:
+        ends = predicted_ends(calibration, sums, tree.depth)
+        expected = dataclasses.replace(expected, cross_validated=rounded(sums.tokens_per_step), **ends)
+    origin = source_of(calibration, **source)
+    return dataclasses.replace(tree, drafter=calibration.provenance.drafter_id, expected=expected, source=origin)
 
 
 def predicted_ends(calibration: Calibration, sums: TextSums, depth: int) -> dict[str, Any]:
@@ -130,7 +135,7 @@ def source_of(calibration: Calibration, **more: Any) -> dict[str, Any]:
     return {"made_by": f"treeopt {VERSION}", **more, "calibration": traces, **drafter}
 
 
-def _method(method: Method, limits: Limits) -> dict[str, str | int]:
+def method_of(method: Method, limits: Limits) -> dict[str, str | int]:
     """The `method` entry of a tree's source."""
     parts: dict[str, str | int] = {"values": method.values, "weights": method.weights}
     if method.strength:

@@ -1,0 +1,369 @@
+"""The verdict: none, a chain, static or per-step trees, and of which size, for each batch and context.
+
+Every candidate has its tokens per step from the traces of one calibration: chains and per-step trees by replay, static
+trees cross-validated, all sizes by one growth. Profiles give the seconds of its steps. `fastest` chooses among them.
+
+The interval of a speedup is that by the sampling of texts, with the seconds taken as exact. Candidates are not chosen
+by it: texts that do not tell two of them apart still say which is more likely the faster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from treeopt.calibration import Calibration
+from treeopt.defaults import KINDS, MAX_NODES, MODEL, MODEL_NGRAM, ONE_NODE, STEP_SIZES
+from treeopt.errors import Code, TreeoptError
+from treeopt.latency import LatencyProfile, unmeasured
+from treeopt.optimize.auto_drafter import profile_doubts
+from treeopt.optimize.budget import Budget, check_priced, fastest, profile_command, step_seconds
+from treeopt.optimize.build_job import BuildJob
+from treeopt.optimize.chains import MOST_DRAFTS
+from treeopt.optimize.curve import default_sizes
+from treeopt.optimize.grow import Growth
+from treeopt.optimize.intervals import Interval, by_text, difference_interval, sampling_interval
+from treeopt.optimize.per_step import build_policy, fastest_policy, policy_budget, replay_policy, sums_by_size
+from treeopt.optimize.replay import TextSums, TraceRows, children_of
+from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.tree_builder import described, method_of, rounded, source_of, tree_limits
+from treeopt.policy import Plan
+from treeopt.progress import Progress, silent
+from treeopt.schedule import Schedule, ScheduledPlan
+from treeopt.tree import Tree
+
+NONE, CHAIN = "none", "chain"  # of plans, beside `KINDS`
+EQUAL = 0.005  # of the greatest speedup: closer candidates are equally fast, and the simplest is chosen
+
+Place = tuple[int, int]  # a batch and a context
+
+
+@dataclass(frozen=True, eq=False)
+class Considered:
+    """A plan with its tokens and steps of each text, whatever a step takes.
+
+    `more` says whether there is a larger one of its kind, and `plan` makes it.
+    """
+
+    kind: str
+    nodes: int
+    sums: TextSums
+    more: bool
+    plan: Callable[[], Plan]
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """The figures of a plan at one batch and context.
+
+    Args:
+        of: the plan.
+        budget: its figures, for one text of the batch.
+        tokens_per_second: of all texts of the batch.
+        interval: of the speedup; None below two different texts.
+        at_edge: whether it is the largest of its kind that was measured, or the longest chain that is considered, so
+            that a larger one may be faster.
+    """
+
+    of: Considered
+    budget: Budget
+    tokens_per_second: float
+    interval: Interval | None
+    at_edge: bool
+
+    @property
+    def kind(self) -> str:
+        """`none`, `chain`, `static` or `dynamic`."""
+        return self.of.kind
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """All settings of a batch and a context, the simplest first, and the best of them."""
+
+    batch: int
+    context: int
+    settings: tuple[Setting, ...]
+    best: Setting
+
+    def best_of(self, kind: str) -> Setting | None:
+        """The fastest of a kind, by the same rule."""
+        found = [one for one in self.settings if one.kind == kind]
+        if not found:
+            return None
+        speedups = [one.budget.speedup for one in found]
+        chosen = fastest(speedups, equal=EQUAL)
+        return found[int(np.argmax(speedups)) if chosen is None else chosen]
+
+
+@dataclass(frozen=True, eq=False)
+class Verdicts:
+    """The verdict of each batch and context.
+
+    Args:
+        calibration: of the texts and the drafter.
+        verdicts: sorted by batch and context.
+        left_out: kinds without figures, and the command that measures what they lack.
+        warnings: doubts about the comparison.
+    """
+
+    calibration: Calibration
+    verdicts: tuple[Verdict, ...]
+    left_out: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+    @functools.cached_property
+    def schedule(self) -> Schedule:
+        """The best plan of each batch and context."""
+        made: dict[int, Plan] = {}
+        cells = []
+        for one in self.verdicts:
+            best, interval = one.best, one.best.interval
+            plan = made[id(best.of)] if id(best.of) in made else made.setdefault(id(best.of), best.of.plan())
+            ends = () if interval is None else (rounded(max(0.0, interval.low)), rounded(interval.high))
+            figures = rounded(best.budget.tokens_per_step), rounded(best.budget.speedup), *ends
+            cells.append(ScheduledPlan(one.batch, one.context, plan, *figures))
+        return Schedule.from_cells(cells, source_of(self.calibration))
+
+    @property
+    def best_plan(self) -> Plan:
+        """The best plan of the first batch and context."""
+        return self.verdicts[0].best.of.plan()
+
+    def gap(self, first: Setting, second: Setting) -> Interval | None:
+        """The interval of the speedup of one setting - that of another, on the same texts."""
+        hashes = self.calibration.token_hashes
+        one, other = (by_text(hashes, *each.of.sums.columns[:2]) for each in (first, second))
+        scaled = [sums[0] / each.budget.overhead for sums, each in ((one, first), (other, second))]
+        return difference_interval(scaled[0], one[1], other[1], scaled[1])
+
+
+def verdicts_of(
+    calibration: Calibration,
+    profiles: Sequence[LatencyProfile],
+    *,
+    batches: Sequence[int] | None = None,
+    contexts: Sequence[int] | None = None,
+    kinds: Sequence[str] = KINDS,
+    job: BuildJob | None = None,
+    progress: Progress = silent,
+) -> Verdicts:
+    """The best plan of each batch and context.
+
+    Args:
+        calibration: the traces; without those of per-step trees these are left out.
+        profiles: at most one of each kind of trees; one without provenance, such as an engine's own step times,
+            prices both. Chains are priced as static trees of as many nodes.
+        batches: all that the profiles have where None.
+        contexts: of each batch all that the profiles have where None.
+        kinds: of trees that are considered, chains with the static ones.
+        job: values, weights and limits of static trees.
+        progress: called after each fold.
+
+    Raises:
+        TreeoptError: E230 where a batch, a context or the step of one node was not measured, two profiles are of one
+            kind, or no kind has one; E223 where a profile is of another drafter.
+    """
+    priced = _priced(calibration, profiles, kinds)
+    places = _places([*priced.values()], batches, contexts)
+    left_out = _left_out(calibration, priced, kinds, places)
+    considered = Considering(calibration, priced, places, job or BuildJob(nodes=None), progress)
+    found = []
+    for batch, context in places:
+        settings = tuple(_settings(considered, priced, batch, context))
+        best = fastest([one.budget.speedup for one in settings[1:]], equal=EQUAL)
+        found.append(Verdict(batch, context, settings, settings[0 if best is None else best + 1]))
+    return Verdicts(calibration, tuple(found), left_out, tuple(dict.fromkeys(_doubts(priced, places))))
+
+
+def _priced(
+    calibration: Calibration, profiles: Sequence[LatencyProfile], kinds: Sequence[str]
+) -> dict[str, LatencyProfile]:
+    """The profile of each kind that can be priced."""
+    priced: dict[str, LatencyProfile] = {}
+    for profile in profiles:
+        for kind in KINDS if profile.kind is None else (profile.kind,):
+            check_priced(profile, calibration, kind)
+            if kind in priced:
+                raise TreeoptError(Code.PROFILE_INVALID, f"two profiles are of {kind} trees", fix="leave one out")
+            priced[kind] = profile
+    traced = calibration.steps is not None
+    found = {kind: priced[kind] for kind in kinds if kind in priced and (traced or kind == KINDS[0])}
+    if not found:
+        fix = ", then ".join(profile_command(calibration, kind) for kind in kinds)
+        raise TreeoptError(Code.PROFILE_INVALID, f"no profile is of {' or '.join(kinds)} trees", fix=fix)
+    return found
+
+
+def _places(
+    profiles: Sequence[LatencyProfile], batches: Sequence[int] | None, contexts: Sequence[int] | None
+) -> list[Place]:
+    """The batches and contexts, ascending; E230 where one was not measured."""
+    measured = set.intersection(*({point.key[:2] for point in one.points} for one in profiles))
+    wanted = []
+    for batch in sorted(set(batches or (batch for batch, _ in measured))):
+        own = sorted(context for other, context in measured if other == batch)
+        wanted += [(batch, context) for context in sorted(set(contexts or own or [0]))]
+    missing = [place for place in wanted if place not in measured]
+    if missing or not wanted:
+        names = [f"batch {batch}" + (f" with context {context}" if context else "") for batch, context in missing]
+        known = ", ".join(f"batch {batch} with context {context}" for batch, context in sorted(measured))
+        several = "" if len(profiles) == 1 else "in all profiles: "
+        raise unmeasured(names[0] if names else "a batch and context of the others", several + (known or "none"))
+    return wanted
+
+
+def _left_out(
+    calibration: Calibration, priced: Mapping[str, LatencyProfile], kinds: Sequence[str], places: Sequence[Place]
+) -> dict[str, str]:
+    """What measures the kinds that cannot be compared."""
+    lists = (",".join(map(str, dict.fromkeys(column))) for column in zip(*places, strict=True))
+    cells = " --batch-size {} --context {}".format(*lists)
+    found = {kind: profile_command(calibration, kind) + cells for kind in kinds if kind not in priced}
+    if KINDS[1] in found and calibration.steps is None:
+        found[KINDS[1]] = "treeopt calibrate --kind dynamic, with the same --drafter"
+    return found
+
+
+class Considering:
+    """The plans that are considered; their tokens per step do not depend on batch and context."""
+
+    def __init__(
+        self,
+        calibration: Calibration,
+        priced: Mapping[str, LatencyProfile],
+        places: Sequence[Place],
+        job: BuildJob,
+        progress: Progress,
+    ) -> None:
+        self.calibration, self.job = calibration, job
+        self._intervals: dict[int, tuple[Considered, Interval | None]] = {}
+        self._sizes = {
+            kind: {int(size) for place in places for size in profile.curve(*place)[0]}
+            for kind, profile in priced.items()
+        }
+        largest = min(max(map(max, self._sizes.values())), MAX_NODES)
+        self.fitter = Fitter(calibration, tree_limits(calibration, largest, **job.cuts), progress=progress)
+
+    def sampling(self, one: Considered) -> Interval | None:
+        """The interval of a plan's tokens per step."""
+        if id(one) not in self._intervals:
+            texts = by_text(self.calibration.token_hashes, *one.sums.columns)
+            self._intervals[id(one)] = one, sampling_interval(*texts[:2])
+        return self._intervals[id(one)][1]
+
+    @functools.cached_property
+    def none(self) -> Considered:
+        tokens = np.diff(self.calibration.offsets)
+        plan = functools.partial(described, self.fitter, Tree(()), None)
+        return Considered(NONE, ONE_NODE, TextSums(tokens, tokens), False, plan)
+
+    @functools.cached_property
+    def static(self) -> list[Considered]:
+        """Chains, then static trees, up to the largest size that was measured."""
+        sizes = self._sizes.get(KINDS[0])
+        return [] if sizes is None else [*self._chains(max(sizes)), *self._grown(sizes)]
+
+    @functools.cached_property
+    def dynamic(self) -> list[Considered]:
+        """Per-step trees of one size at every step."""
+        measured = self._sizes.get(KINDS[1], set())
+        most = STEP_SIZES[-1]
+        return [
+            Considered(
+                KINDS[1],
+                size,
+                sums_by_size(self.calibration, size),
+                size < most,
+                functools.partial(build_policy, self.calibration, size),
+            )
+            for size in _sizes(measured, most)
+        ]
+
+    def _chains(self, nodes: int) -> Iterator[Considered]:
+        levels = self.calibration.num_heads if self.job.max_depth is None else self.job.max_depth
+        levels = min(levels, self.calibration.num_heads)
+        longest = min(levels, MOST_DRAFTS, nodes - 1)
+        walked = TraceRows.of(self.calibration).replays(children_of(Tree.chain(longest)), range(2, longest + 2))
+        for drafts, found in enumerate(walked, start=1):
+            tree = functools.partial(described, self.fitter, Tree.chain(drafts), found.sums)
+            yield Considered(CHAIN, drafts + 1, found.sums, drafts < levels, tree)
+
+    def _grown(self, measured: Iterable[int]) -> Iterator[Considered]:
+        fit = self.fitter.choose(self.job.methods)
+        growth, method = fit.growth, method_of(fit.method, self.fitter.limits)
+        reached = len(growth.values) + 1
+        sizes = _sizes(measured, reached)
+        for size, sums in zip(sizes, self.fitter.cross_validated_sums(fit.method, sizes) if sizes else (), strict=True):
+            plan = functools.partial(_grown_tree, self.fitter, growth, size, sums, method)
+            more = size < reached or reached >= self.fitter.limits.nodes
+            yield Considered(KINDS[0], size, sums, more, plan)
+
+
+def _grown_tree(fitter: Fitter, growth: Growth, size: int, sums: TextSums, method: Mapping[str, str | int]) -> Tree:
+    known = sums if fitter.can_leave_out else None
+    return described(fitter, growth.tree(size), known, method={**method, "budget": size})
+
+
+def _sizes(measured: Iterable[int], most: int) -> list[int]:
+    """The sizes of trees that are considered: those of a curve, and those that were measured."""
+    known = [size for size in measured if size <= most]
+    largest = max(measured, default=ONE_NODE)
+    return sorted({*default_sizes(min(largest, most)), *known} - {ONE_NODE})
+
+
+def _settings(
+    considered: Considering, priced: Mapping[str, LatencyProfile], batch: int, context: int
+) -> Iterator[Setting]:
+    """All settings at a batch and context, none first, then the simplest first."""
+    first = next(iter(priced.values()))
+    alone = step_seconds(first, ONE_NODE, batch, context)
+    yield _setting(considered, considered.none, Budget.of(ONE_NODE, 1.0, alone, alone), batch, ONE_NODE)
+    for kind, plans in ((KINDS[0], considered.static), (KINDS[1], considered.dynamic)):
+        if kind not in priced:
+            continue
+        profile = priced[kind]
+        alone, largest = step_seconds(profile, ONE_NODE, batch, context), profile.largest(batch, context)
+        for one in (one for one in plans if one.nodes <= largest):
+            seconds = step_seconds(profile, one.nodes, batch, context)
+            budget = Budget.of(one.nodes, one.sums.tokens_per_step, seconds, alone)
+            yield _setting(considered, one, budget, batch, largest)
+    # In a batch all rows have the size that is best for one of them, which replay does not know.
+    if KINDS[1] in priced and batch == 1:
+        yield from _costed(considered, priced[KINDS[1]], context)
+
+
+def _costed(considered: Considering, profile: LatencyProfile, context: int) -> Iterator[Setting]:
+    """The per-step trees whose size is chosen by its cost, where they are the fastest."""
+    calibration = considered.calibration
+    policy = fastest_policy(calibration, profile, context=context)
+    if policy.size_cost:
+        budget = policy_budget(policy, calibration, profile, context=context)
+        sums = replay_policy(policy, calibration).sums
+        one = Considered(KINDS[1], policy.nodes, sums, policy.nodes < STEP_SIZES[-1], lambda: policy)
+        yield _setting(considered, one, budget, 1, profile.largest(1, context))
+
+
+def _setting(considered: Considering, one: Considered, budget: Budget, batch: int, largest: int) -> Setting:
+    found = considered.sampling(one)
+    if found is not None:
+        ends = {"low": found.low / budget.overhead, "high": found.high / budget.overhead}
+        found = dataclasses.replace(found, **ends)
+    next_size = one.nodes + 1
+    beyond = next_size > MOST_DRAFTS + 1 or next_size > largest if one.kind == CHAIN else one.nodes >= largest
+    return Setting(one, budget, batch * budget.tokens_per_second, found, one.more and beyond)
+
+
+def _doubts(priced: Mapping[str, LatencyProfile], places: Sequence[Place]) -> Iterator[str]:
+    for place in places:
+        yield from profile_doubts([*priced.values()], *place)
+    static = priced.get(KINDS[0])
+    if static is not None and static.provenance.get("drafter_name") in (MODEL, MODEL_NGRAM):
+        yield (
+            "chains are priced as trees of as many nodes, which have fewer levels, and a draft model runs once a level:"
+            " they are slower than shown; a CSV of their seconds prices them exactly"
+        )
