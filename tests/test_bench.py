@@ -68,6 +68,7 @@ CALLS = {
     "schemas": ["-o {file}"],
     "speed": ["tinystories --shared {shared}", "heads"],
     "step": ["pocket"],
+    "verdict": ["--shared {shared} --model pocket smollm2"],
     "walks": [""],
     "typical": ["--model pocket", "--model tinystories --kind dynamic --shared {shared}"],
 }
