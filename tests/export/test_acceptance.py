@@ -52,6 +52,16 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",pos
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="2"} 3.0
 vllm:prompt_tokens_total{engine="0"} NaN
 """
+# Of llama.cpp's server: to and from the change that moved the positions to a line of their own.
+LOG = """0.16 I slot print_timing: id  0 | task 42 |    graphs reused =        132
+0.16 I slot print_timing: id  0 | task 42 | draft acceptance = 0.65625 (  105 accepted /   160 generated), \
+mean acceptance length =  3.62, acceptance rate per position = (0.800, 0.700, 0.625, 0.500)
+0.16 I statistics        draft-mtp: #calls(b,g,a) =    2    134    134, #acc rate/pos = (0.813, 0.716, 0.619, 0.493)
+"""
+LATER = """1.2 I slot print_timing: id  1 | task 3 | draft acceptance = 0.50000 (   10 accepted /    20 generated), mean len = \
+ 2.00
+1.2 T slot print_timing: id  1 | task 3 |      acc per pos = (0.700, 0.300)
+"""
 
 
 def write(folder: Path, content: Any) -> Path:
@@ -79,6 +89,33 @@ def test_vllm_metrics(tmp_path: Path) -> None:
     assert found.mean_acceptance_length == pytest.approx(1 + 10 / 43)
     both = METRICS + METRICS.replace('engine="0"', 'engine="1"')
     assert read_acceptance(write(tmp_path, both)).histogram == (78, 2, 0, 6)
+
+
+def test_llamacpp_metrics(tmp_path: Path) -> None:
+    """llama.cpp counts under the names of vLLM, with its own prefix."""
+    text = METRICS.replace("vllm:", "llamacpp:").replace('engine="0",model_name="m",', "").replace(
+        '{engine="0",model_name="m"}', ""
+    )
+    assert 'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="2"} 3.0' in text
+    assert "llamacpp:spec_decode_num_drafts_total 43.0" in text
+    assert read_acceptance(write(tmp_path, text)).histogram == (39, 1, 0, 3)
+
+
+def test_llamacpp_logs(tmp_path: Path) -> None:
+    """The counts of 40 steps are rebuilt from shares, in both forms of the line; requests are added."""
+    assert read_acceptance(write(tmp_path, LOG)).histogram == (8, 4, 3, 5, 20)
+    assert read_acceptance(write(tmp_path, LATER)).histogram == (3, 4, 3)
+    assert read_acceptance(write(tmp_path, LOG + LATER)).histogram == (11, 8, 6, 5, 20)
+    nothing = LATER.replace("10 accepted", "0 accepted").replace("0.700, 0.300", "0.000, 0.000")
+    assert read_acceptance(write(tmp_path, nothing)).histogram == (10, 0, 0)
+
+
+def test_llamacpp_log_without_positions(tmp_path: Path) -> None:
+    """At the usual verbosity the mean alone is in the log."""
+    mean = LATER.splitlines()[0] + "\n"
+    assert read_acceptance(write(tmp_path, mean)) == MeasuredAcceptance(2.0, None)
+    with pytest.raises(TreeoptError, match="has 2 means and no histogram"):
+        read_acceptance(write(tmp_path, mean + mean.replace("2.00", "3.00")))
 
 
 def test_means_without_positions(tmp_path: Path) -> None:
@@ -160,6 +197,11 @@ HOSTILE: list[Any] = [
     [{"spec_accept_length": 2.0}, {"spec_accept_length": 3.0}],
     '{"avg_spec_accept_length": NaN}',
     '{"avg_spec_accept_length": 1e999}',
+    LOG.replace("0.800", "0.400"),
+    LOG.replace("0.800", "1.800"),
+    LOG.replace("0.800", "0.8.0"),
+    LOG.replace("accepted", "taken"),
+    LATER.splitlines()[0].replace("2.00", "0.50"),
     METRICS.replace("43.0", "0.0"),
     METRICS.replace("43.0", "3.0"),
     METRICS.replace("43.0", "nan"),

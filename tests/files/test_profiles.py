@@ -140,3 +140,64 @@ def test_seconds_mean_the_same_to_every_reader(values: list[float]) -> None:
     text = profile_yaml(LatencyProfile((LatencyPoint(1, 1, 1, median, low, high),)))
     (line,) = yaml.safe_load(text)["points"]
     assert (line["low"], line["seconds"], line["high"]) == (low, median, high)
+
+
+CSV = "tokens,batch,context,seconds\n8,4,512,0.5\n1,1,512,0.25\n"
+
+
+def csv_file(folder: Path, content: str | bytes) -> Path:
+    """An engine's own step times."""
+    file = folder / "times.csv"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return file
+
+
+def test_csv_of_step_times(tmp_path: Path) -> None:
+    """Each line is a point without quartiles of its own, in any order; it names no drafter."""
+    found = load_profile(csv_file(tmp_path, CSV))
+    points = (LatencyPoint(1, 1, 512, 0.25, 0.25, 0.25), LatencyPoint(8, 4, 512, 0.5, 0.5, 0.5))
+    assert (found.points, found.drafter) == (points, None)
+    for same in ("\ufeff" + CSV, CSV.replace("\n", "\r\n"), CSV.replace(",", ", "), CSV + "\n"):
+        assert load_profile(csv_file(tmp_path, same)).points == points
+
+
+def test_csv_without_batch_and_context(tmp_path: Path) -> None:
+    """Columns may be in any order; batch and context are 1 where there is one of each."""
+    found = load_profile(csv_file(tmp_path, "seconds,tokens\n0.25,1\n0.5,8\n"))
+    assert [(point.nodes, point.batch, point.context, point.seconds) for point in found.points] == [
+        (1, 1, 1, 0.25),
+        (8, 1, 1, 0.5),
+    ]
+
+
+WRONG_CSV = {
+    "": "columns none",
+    "tokens,batch\n1,1\n": "columns tokens, batch",
+    "tokens,seconds,colour\n1,0.5,2\n": "columns tokens, seconds, colour",
+    "tokens,tokens,seconds\n1,1,0.5\n": "columns tokens, tokens",
+    "tokens,seconds\n1,fast\n": "line 2 has a cell that is not a number",
+    "tokens,seconds\n1,0.5\n2.5,0.6\n": "line 3 has a cell that is not a number",
+    "tokens,seconds\n1\n": "line 2 has a cell that is not a number",
+    "tokens,seconds\n1,0.5,7\n": "line 2 has more cells than columns",
+    "tokens,seconds\n1,0\n": "line 2",
+    "tokens,seconds\n1,nan\n": "line 2",
+    "tokens,seconds\n1,inf\n": "line 2",
+    "tokens,seconds\n-1,0.5\n": "line 2",
+    "tokens,seconds\n1,0.5\n1,0.6\n": "occurs twice",
+    "tokens,seconds\n": "no points",
+}
+
+
+@looped("content", WRONG_CSV)
+def test_wrong_csv_is_one_error(tmp_path: Path, content: str) -> None:
+    """The message names the file and, of a cell, the line."""
+    file = csv_file(tmp_path, content)
+    error = refusal_of(load_profile, file)
+    assert error.code is Code.FILE_INVALID
+    assert str(file) in error.what
+    assert WRONG_CSV[content] in error.what
+
+
+def test_csv_of_bytes_is_one_error(tmp_path: Path) -> None:
+    """What is not text in UTF-8 has no such columns."""
+    assert refusal_of(load_profile, csv_file(tmp_path, b"\xff\xfet\x00o\x00")).code is Code.FILE_INVALID

@@ -33,10 +33,11 @@ _GAUGE = "sglang:spec_accept_length"
 _COUNTER = "spec_decode_num_{}_total"  # after `vllm:` or `llamacpp:`
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?")
 _POSITION = re.compile(r'(?:^|,)position="(\d{1,4})"')
-# A request in the log of llama.cpp's server, since its pull request 24536; before, the line had no positions.
+# A request in the log of llama.cpp's server since its pull request 24536: one line, and later two, of which the one with
+# positions needs `--verbosity 4`.
 _LOG = re.compile(
-    r"draft acceptance = [\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\), "
-    r"mean acceptance length =\s*[\d.]+, acceptance rate per position = \(([\d., ]+)\)"
+    r"draft acceptance = [\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\), mean (?:acceptance length|len) =\s*([\d.]+)"
+    r"(?:, acceptance rate per position = \(([\d., ]+)\)|[^\n]*\n[^\n]*acc per pos = \(([\d., ]+)\))?"
 )
 
 
@@ -80,16 +81,19 @@ def _of_means(means: Sequence[float], path: str | os.PathLike[str]) -> MeasuredA
 
 def _of_log(text: str, path: str | os.PathLike[str]) -> MeasuredAcceptance:
     """The requests in the log of llama.cpp's server; shares have three decimals, so counts are nearly exact."""
+    requests = _LOG.findall(text)
+    if not all(one or other for *_, one, other in requests):
+        return _of_means([_number(mean, "mean acceptance length", path) for _, _, mean, *_ in requests], path)
     reached: list[int] = []
-    for accepted, generated, shares in _LOG.findall(text):
-        rates = [_number(share.strip(), "acceptance rate", path) for share in shares.split(",")]
+    for accepted, generated, _, one, other in requests:
+        rates = [_number(share.strip(), "acceptance rate", path) for share in (one or other).split(",")]
         if any(one < other for one, other in itertools.pairwise([1.0, *rates])):
             raise _invalid(path, "has acceptance rates that rise with the position")
         steps = round(int(accepted) / sum(rates)) if sum(rates) else -(-int(generated) // len(rates))
         counts = [steps, *(round(rate * steps) for rate in rates)]
         reached = [sum(column) for column in itertools.zip_longest(reached, counts, fillvalue=0)]
     if not reached:
-        raise _invalid(path, "is a log of llama.cpp without acceptance rates per position")
+        raise _invalid(path, "is a log of llama.cpp without a line of a request's drafts")
     return _of_histogram(tuple(one - other for one, other in itertools.pairwise([*reached, 0])), path)
 
 

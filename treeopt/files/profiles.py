@@ -122,13 +122,18 @@ def _load_csv(path: str | os.PathLike[str]) -> LatencyProfile:
     points = []
     for row in rows:
         try:
+            if None in row:
+                raise TreeoptError(Code.FILE_INVALID, "has more cells than columns")
             nodes, batch, context = (int(row.get(name) or 1) for name in ("tokens", "batch", "context"))
             seconds = float(row["seconds"])
             points.append(LatencyPoint(nodes, batch, context, seconds, seconds, seconds))
         except (TypeError, ValueError, TreeoptError) as error:
             fault = error.what if isinstance(error, TreeoptError) else "has a cell that is not a number"
             raise TreeoptError(Code.FILE_INVALID, f"{path}: line {rows.line_num} {fault}") from error
-    return LatencyProfile.from_points(points)
+    try:
+        return LatencyProfile.from_points(points)
+    except TreeoptError as error:
+        raise TreeoptError(Code.FILE_INVALID, f"{path}: {error.what}") from error
 
 
 def save_profile(profile: LatencyProfile, path: str | os.PathLike[str]) -> None:

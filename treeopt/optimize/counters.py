@@ -15,7 +15,6 @@ from treeopt.optimize.chains import MeasuredAcceptance, acceptance_rates, mean_a
 ALLOWANCE = 0.03  # of an estimate, for what the counts do not say; bench/counters.py compares with replay
 _CORRELATED = 2.0  # variance of counts over that of independent steps: steps of one text are alike
 _NORMAL = 1.645  # standard errors of a 90 % interval
-_LEAST = 1e-12  # probability of runs that are left out
 _LONGER = 0.02  # tokens per step that one more draft would add, from which a longer chain is worth a measurement
 
 
@@ -80,11 +79,11 @@ class CounterEstimates:
 def estimate_chains(measured: MeasuredAcceptance) -> CounterEstimates:
     """Tokens per step of all chains up to the measured one.
 
-    A step that accepts a < K drafts ends at the first token that the drafter got wrong. Steps of K accepted drafts are
-    joined with the step after them, as far as their last token was right too, into a run of right tokens. Whether it
-    was is not counted: its probability is taken to be that of the last draft after the others. A chain of k drafts
-    takes ceil(L / (k + 1)) steps for a run and its wrong token, L tokens. That is exact where a draft depends on the
-    text alone (a draft model, an n-gram lookup), and an estimate for drafters whose levels differ, such as heads.
+    A step that accepts a < K drafts ends a run of right tokens; one of K accepted drafts is joined with the step after
+    it, as far as its last token was right too. Whether it was is not counted: after K right tokens each further one is
+    taken to be right with the probability of the last draft after the others. A chain of k drafts takes ceil(L / (k +
+    1)) steps for a run and its wrong token, L tokens. That is exact where a draft depends on the text alone and its
+    chance on the token before, and an estimate for drafters whose levels differ, such as heads.
 
     Raises:
         TreeoptError: E203 where the engine gives the mean alone.
@@ -97,7 +96,7 @@ def estimate_chains(measured: MeasuredAcceptance) -> CounterEstimates:
     counts = np.zeros(longest + 1)
     counts[: len(histogram)] = histogram
     steps = counts.sum()
-    draws = np.random.default_rng(0).multinomial(int(steps / _CORRELATED) or 1, counts / steps, size=400)
+    draws = np.random.default_rng(0).multinomial(int(steps / _CORRELATED) or 1, counts / steps, size=200)
     chains = [ChainEstimate(0, 1.0, 1.0, 1.0)]
     for drafts in range(1, longest + 1):
         tokens = _tokens(counts, drafts)
@@ -112,13 +111,13 @@ def _tokens(counts: Sequence[float] | NDArray[np.floating] | NDArray[np.integer]
     longest = len(counts) - 1
     if drafts == longest:
         return mean_acceptance([int(count) for count in counts])
-    shares = np.asarray(counts, np.float64) / np.sum(counts)
-    reached = np.cumsum(shares[::-1])[::-1]  # share of the steps that accept d drafts or more, d = 0, 1, ..
-    right = float(reached[-1] / reached[-2]) if reached[-2] else 0.0  # the token after K accepted drafts
-    again = min(float(shares[-1]) * right, 0.9999)  # a run continues in the next step
-    repeats = np.arange(1 + int(np.log(_LEAST) / np.log(again))) if again > _LEAST else np.arange(1)
-    # A run is `repeats` full steps and the end of a last one, of a + 1 tokens; all K and a wrong token are K + 1.
-    ends = np.append(shares[:-1], shares[-1] - again).clip(0.0)
-    lengths = (longest + 1) * repeats[:, None] + np.arange(1, longest + 2)
-    weights = again ** repeats[:, None] * ends
-    return float((weights * lengths).sum() / (weights * np.ceil(lengths / (drafts + 1))).sum())
+    rates = np.cumsum(np.asarray(counts, np.float64)[::-1])[::-1] / np.sum(counts)  # P(>= d), d = 0 .. K
+    right = float(rates[-1] / rates[-2]) if rates[-2] else 0.0
+    inside = float(rates[-1]) * right  # share of the steps that begin within a run
+    # Of the steps at the begin of a run, as a share of all: rates - inside * right^d, which is P(L > d). The shorter
+    # chain takes a step at 0, k + 1, 2 (k + 1), ... of the run, and the sum beyond K is a geometric one.
+    places = np.arange(0, longest + 1, drafts + 1)
+    begun = np.maximum(rates[places] - inside * right**places, 0.0).sum()
+    powers = np.cumsum(right ** np.arange(longest + 1))
+    further = rates[-1] * right ** (int(places[-1]) + drafts + 1 - longest) * powers[-1] / powers[drafts]
+    return float(np.clip(rates.sum() / (begun + further), 1.0, drafts + 1.0))
