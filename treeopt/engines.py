@@ -5,10 +5,16 @@ The names are those of `--for` of `treeopt export`, `build` and `show`. Sources 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 ALL_LEVELS = 127  # of `contiguous`: every level of a tree
 HEADS_DRAFT, MODEL_DRAFT, EAGLE_DRAFT, ANY_DRAFT = "heads", "model", "eagle", "any"
+MTP_DRAFT, BLOCK_DRAFT, LOOKUP_DRAFT = (
+    "mtp",
+    "block",
+    "lookup",
+)  # of engines that take no tree; lookup: their own n-grams
 
 
 @dataclass(frozen=True)
@@ -129,25 +135,86 @@ ENGINES = {
 
 
 @dataclass(frozen=True)
+class Method:
+    """One way in which an engine drafts chains."""
+
+    drafts: str  # as in `Engine.drafts`, or `MTP_DRAFT`, `BLOCK_DRAFT`, `LOOKUP_DRAFT`
+    by_batch: bool = False  # whether it takes a length for each batch
+    model: bool = True  # whether the path of a drafter must be given
+
+
+@dataclass(frozen=True)
 class SettingsEngine:
-    """An engine that takes no fixed tree, for `treeopt export --calibration`."""
+    """An engine that takes no fixed tree, for `treeopt export --calibration` and `--measured`."""
 
     versions: str  # whose settings are written
-    chains: tuple[str, ...] | None  # the drafters, as in `Engine.drafts`, of its chains; None where it takes no length
-    trees: tuple[str, ...] | None = None  # those of its dynamic trees; None where it takes no size
+    methods: Mapping[str, Method] = field(default_factory=dict)  # by the engine's names; empty where any drafter does
+    trees: tuple[str, ...] = ()  # the drafters of its dynamic trees
 
 
+# Read in vLLM 0.33.0 (vllm/config/speculative.py, vllm/v1/spec_decode), SGLang 0.5.23 (sglang/srt/arg_groups),
+# TensorRT-LLM (tensorrt_llm/llmapi/llm_args.py, tensorrt_llm/_torch/speculative/interface.py), llama.cpp in
+# llama-cpp-python 0.3.36 (common/arg.cpp, common/speculative.cpp) and transformers 5.23 (generation).
 SETTINGS = {
     "vllm": SettingsEngine(
-        "vLLM 0.24 and later; methods medusa to 0.32, draft_model from 0.25", (HEADS_DRAFT, MODEL_DRAFT)
+        "vLLM 0.24 to 0.33; medusa to 0.32, draft_model from 0.25",
+        {
+            "medusa": Method(HEADS_DRAFT),
+            "draft_model": Method(MODEL_DRAFT, by_batch=True),
+            "eagle": Method(EAGLE_DRAFT, by_batch=True),
+            "eagle3": Method(EAGLE_DRAFT, by_batch=True),
+            "mtp": Method(MTP_DRAFT, by_batch=True, model=False),
+            "dflash": Method(BLOCK_DRAFT, by_batch=True),
+            "dspark": Method(BLOCK_DRAFT, model=False),
+            "ngram": Method(LOOKUP_DRAFT, by_batch=True, model=False),
+            "ngram_gpu": Method(LOOKUP_DRAFT, model=False),
+            "suffix": Method(LOOKUP_DRAFT, model=False),
+        },
     ),
-    "sglang": SettingsEngine("SGLang 0.5", None, (MODEL_DRAFT, EAGLE_DRAFT)),
-    "trtllm": SettingsEngine("TensorRT-LLM 1.3, PyTorch backend", (MODEL_DRAFT, EAGLE_DRAFT)),
+    "sglang": SettingsEngine(
+        "SGLang 0.5; DFLASH and DSPARK 0.5.23",
+        {
+            "STANDALONE": Method(MODEL_DRAFT),
+            "EAGLE": Method(EAGLE_DRAFT, by_batch=True),
+            "EAGLE3": Method(EAGLE_DRAFT, by_batch=True),
+            "NEXTN": Method(MTP_DRAFT, by_batch=True, model=False),
+            "DFLASH": Method(BLOCK_DRAFT),
+            "DSPARK": Method(BLOCK_DRAFT),
+            "NGRAM": Method(LOOKUP_DRAFT, model=False),
+        },
+        (MODEL_DRAFT, EAGLE_DRAFT),
+    ),
+    "trtllm": SettingsEngine(
+        "TensorRT-LLM 1.3, PyTorch backend",
+        {
+            "Draft_Target": Method(MODEL_DRAFT, by_batch=True),
+            "Eagle3": Method(EAGLE_DRAFT, by_batch=True),
+            "MTP": Method(MTP_DRAFT, by_batch=True, model=False),
+            "PARD": Method(BLOCK_DRAFT, by_batch=True),
+            "DFlash": Method(BLOCK_DRAFT, by_batch=True),
+            "SA": Method(LOOKUP_DRAFT, by_batch=True, model=False),
+            "NGram": Method(LOOKUP_DRAFT, model=False),
+        },
+    ),
     "llamacpp": SettingsEngine(
-        "llama.cpp from 2026-06 (--spec-draft-*); before: --draft-max, --draft-min, --draft-p-min", (MODEL_DRAFT,)
+        "llama.cpp from 2026-06 (--spec-draft-*); before: --draft-max, --draft-min, --draft-p-min",
+        {
+            "draft-simple": Method(MODEL_DRAFT),
+            "draft-eagle3": Method(EAGLE_DRAFT),
+            "draft-mtp": Method(MTP_DRAFT, model=False),
+            "draft-dflash": Method(BLOCK_DRAFT),
+            "draft-dspark": Method(BLOCK_DRAFT),
+            "ngram-simple": Method(LOOKUP_DRAFT, model=False),
+            "ngram-map-k": Method(LOOKUP_DRAFT, model=False),
+            "ngram-map-k4v": Method(LOOKUP_DRAFT, model=False),
+            "ngram-mod": Method(LOOKUP_DRAFT, model=False),
+        },
     ),
-    "transformers": SettingsEngine("transformers 5.23", (MODEL_DRAFT,)),
-    "chain": SettingsEngine("any engine with chains", (ANY_DRAFT,)),
+    "transformers": SettingsEngine(
+        "transformers 5.23",
+        {"assistant_model": Method(MODEL_DRAFT), "prompt_lookup": Method(LOOKUP_DRAFT, model=False)},
+    ),
+    "chain": SettingsEngine("any engine with chains"),
 }
 
 # Layout of Medusa heads, of `treeopt heads convert --for` -> the programs and versions that read it.

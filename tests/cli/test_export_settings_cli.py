@@ -113,7 +113,11 @@ def test_comparison(traces: Calibration) -> None:
         ["export", "mc_sim_7b_63", "--for", "medusa", "--chain-length", "2"],
         [*LINE, "--chain-length", "0"],
         [*LINE, "--nodes", "4"],
-        ["export", "--for", "sglang", "--calibration", "c.safetensors", "--chain-length", "2"],
+        ["export", "--for", "sglang", "--calibration", "c.safetensors", "--chain-length", "2", "--nodes", "4"],
+        ["export", "--for", "sglang", "--measured", "c.safetensors", "--nodes", "4"],
+        ["export", "mc_sim_7b_63", "--for", "medusa", "--method", "eagle"],
+        [*LINE, "--method", "EAGLE"],
+        ["export", "--for", "chain", "--calibration", "c.safetensors", "--method", "eagle"],
         ["export", "--for", "trtllm", "--calibration", "c.safetensors", "--nodes", "4"],
         [*LINE, "--nodes", "1"],
         [*LINE, "--measured="],
@@ -122,3 +126,72 @@ def test_comparison(traces: Calibration) -> None:
 def test_trees_and_settings_are_not_mixed(line: list[str]) -> None:
     """A tree or a calibration, and the formats of each, are usage errors otherwise."""
     treeopt(*line, status=2)
+
+
+@pytest.fixture
+def counts() -> None:
+    """The histogram of an engine in `m.json`, and its own step times in `t.csv`."""
+    Path("m.json").write_text(json.dumps({"acceptance_histogram": [3000, 2500, 2000, 1500, 1000]}))
+    Path("t.csv").write_text("tokens,batch,seconds\n1,1,1.0\n5,1,1.2\n1,8,1.0\n5,8,9.0\n")
+
+
+@pytest.mark.usefixtures("counts")
+def test_counters_alone_give_shorter_chains() -> None:
+    """No calibration and no model: a table with intervals, and a hint where the chain was too short."""
+    result = treeopt("export", "--for", "vllm", "--measured", "m.json")
+    assert "estimated from 10,000 steps with 4 drafts" in result.stdout
+    assert "a longer chain may be faster: 10.0% of the steps" in result.stderr
+    assert "not derived: num_speculative_tokens" in result.stderr
+    found = treeopt_json("export", "--for", "vllm", "--measured", "m.json")
+    assert [row["drafts"] for row in found["estimates"]] == [0, 1, 2, 3, 4]
+    assert found["estimates"][4]["tokens_per_step"] == pytest.approx(2.5)
+    assert found["settings"] == {}
+
+
+@pytest.mark.usefixtures("counts")
+def test_counters_with_step_times_give_settings() -> None:
+    """The CSV prices the chains; a batch whose steps are dear does not draft."""
+    line = ("export", "--for", "vllm", "--measured", "m.json", "--profile", "t.csv")
+    result = treeopt(*line)
+    assert "not derived: method" in result.stderr
+    found = treeopt_json(*line, "--method", "eagle3")["settings"]
+    assert found["method"] == "eagle3"
+    assert found["num_speculative_tokens"] == 4
+    assert found["num_speculative_tokens_per_batch_size"] == [[1, 1, 4], [2, 8, 0]]
+
+
+@pytest.mark.usefixtures("counts")
+def test_synthetic_rates_of_counters() -> None:
+    """At the measured length the rates are the engine's."""
+    line = ("export", "--for", "llamacpp", "--measured", "m.json", "--chain-length", "4", "--synthetic")
+    words = treeopt(*line, "--method", "draft-mtp", "-o", "s.txt")
+    assert words.stdout == "" or "estimated" in words.stdout
+    assert "--spec-synth-rates 0.7,0.45,0.25,0.1" in Path("s.txt").read_text()
+    assert error_number(treeopt(*line[:6], "3", "--synthetic", status=3)) == "E230"
+    assert error_number(treeopt("export", "--for", "trtllm", *line[3:], status=3)) == "E105"
+
+
+@pytest.mark.usefixtures("traces")
+def test_synthetic_rates_of_replay() -> None:
+    """With a calibration they are those of replay."""
+    found = treeopt_json(*LINE, "--chain-length", "2", "--synthetic")
+    assert found["settings"]["rejection_sample_method"] == "synthetic"
+    assert found["settings"]["synthetic_acceptance_rates"] == pytest.approx(found["acceptance_rates"], abs=1e-4)
+
+
+@pytest.mark.usefixtures("counts")
+def test_sglang_takes_a_length_with_counters() -> None:
+    """Its counters are of a chain."""
+    line = ("export", "--for", "sglang", "--measured", "m.json", "--chain-length", "3", "--method", "EAGLE")
+    found = treeopt_json(*line)["settings"]
+    assert list(found.values()) == ["EAGLE", 3, 1, 4]
+
+
+def test_counters_without_positions_are_refused() -> None:
+    """A mean alone gives no shorter chain; a wrong table of times is named."""
+    Path("m.json").write_text(json.dumps({"avg_spec_accept_length": 2.0}))
+    assert error_number(treeopt("export", "--for", "vllm", "--measured", "m.json", status=3)) == "E203"
+    Path("m.json").write_text(json.dumps({"acceptance_histogram": [2, 1]}))
+    Path("t.csv").write_text("nodes,seconds\n1,1.0\n")
+    line = ("export", "--for", "vllm", "--measured", "m.json", "--profile", "t.csv")
+    assert error_number(treeopt(*line, status=3)) == "E203"

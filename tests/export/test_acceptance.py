@@ -58,7 +58,7 @@ LOG = """0.16 I slot print_timing: id  0 | task 42 |    graphs reused =        1
 mean acceptance length =  3.62, acceptance rate per position = (0.800, 0.700, 0.625, 0.500)
 0.16 I statistics        draft-mtp: #calls(b,g,a) =    2    134    134, #acc rate/pos = (0.813, 0.716, 0.619, 0.493)
 """
-LATER = """1.2 I slot print_timing: id  1 | task 3 | draft acceptance = 0.50000 (   10 accepted /    20 generated), mean len = \
+LATER = """1.2 I slot print_timing: id  1 | draft acceptance = 0.50000 (   10 accepted /    20 generated), mean len = \
  2.00
 1.2 T slot print_timing: id  1 | task 3 |      acc per pos = (0.700, 0.300)
 """
@@ -93,8 +93,10 @@ def test_vllm_metrics(tmp_path: Path) -> None:
 
 def test_llamacpp_metrics(tmp_path: Path) -> None:
     """llama.cpp counts under the names of vLLM, with its own prefix."""
-    text = METRICS.replace("vllm:", "llamacpp:").replace('engine="0",model_name="m",', "").replace(
-        '{engine="0",model_name="m"}', ""
+    text = (
+        METRICS.replace("vllm:", "llamacpp:")
+        .replace('engine="0",model_name="m",', "")
+        .replace('{engine="0",model_name="m"}', "")
     )
     assert 'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="2"} 3.0' in text
     assert "llamacpp:spec_decode_num_drafts_total 43.0" in text

@@ -1,4 +1,4 @@
-"""Shorter chains from the counts of a longer one, beside the same chains run over sequences of right and wrong drafts."""
+"""Shorter chains from the counts of a longer one, beside the same chains over sequences of right and wrong drafts."""
 
 from __future__ import annotations
 

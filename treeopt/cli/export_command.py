@@ -33,6 +33,7 @@ _SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
     "--chain-length", type=click.IntRange(min=1), help="Settings: drafts of the chain [default: the fastest]."
 )
 @click.option("--nodes", type=click.IntRange(min=2), help="Settings: size of the dynamic tree, root counted.")
+@click.option("--method", help="Settings: the engine's name of its drafter [default: that of the calibration].")
 @click.option(
     "--measured",
     help="Settings: acceptance that the engine measured (JSON, metrics, log); with --calibration both are compared.",
@@ -113,22 +114,25 @@ def _note(console: Console, facts: list[Fact], data: dict[str, Any]) -> None:
 
 def _export_settings(console: Console, engine: str, output: str | None, options: Mapping[str, Any]) -> None:
     """Print or write the settings of an engine, with what replay promises and, with --measured, what it measured."""
+    from treeopt.export.settings import engine_settings, no_tree
     from treeopt.files.calibrations import load_calibration
     from treeopt.files.profiles import load_profile
 
     known = SETTINGS[engine]
-    for name, taken in (("chain_length", known.chains), ("nodes", known.trees)):
-        if options[name] is not None and taken is None:
-            raise click.UsageError(f"--for {engine} takes no {option_of(name)}.")
+    if options["method"] is not None and options["method"] not in known.methods:
+        names = ", ".join(known.methods) or "no drafter"
+        raise click.UsageError(f"--for {engine} takes --method with {names}, not {options['method']}.")
+    if options["nodes"] is not None:
+        traced, chain = options["calibration"] is not None, options["chain_length"] is not None
+        if refused := no_tree(engine, options["method"], traced, chain):
+            raise click.UsageError(f"--nodes: {refused}.")
     calibration = None if options["calibration"] is None else load_calibration(options["calibration"])
     measured = None if options["measured"] is None else _measured(console, options["measured"])
     profile = None if options["profile"] is None else load_profile(options["profile"])
     if output is not None:
         check_outputs(options, output)
-    from treeopt.export.settings import engine_settings
-
-    numbers = {"drafts": options["chain_length"], "nodes": options["nodes"]}
-    found = engine_settings(engine, calibration, profile, **numbers, measured=measured)
+    given = {"drafts": options["chain_length"], "nodes": options["nodes"], "method": options["method"]}
+    found = engine_settings(engine, calibration, profile, **given, measured=measured)
     if options["synthetic"]:
         found = found.synthetic
     comparison = None if calibration is None or measured is None else _compared(measured, found, calibration)

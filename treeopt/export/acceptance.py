@@ -33,8 +33,8 @@ _GAUGE = "sglang:spec_accept_length"
 _COUNTER = "spec_decode_num_{}_total"  # after `vllm:` or `llamacpp:`
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?")
 _POSITION = re.compile(r'(?:^|,)position="(\d{1,4})"')
-# A request in the log of llama.cpp's server since its pull request 24536: one line, and later two, of which the one with
-# positions needs `--verbosity 4`.
+# A request in the log of llama.cpp's server since its pull request 24536: one line, and later two, of which the one
+# with positions needs `--verbosity 4`.
 _LOG = re.compile(
     r"draft acceptance = [\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\), mean (?:acceptance length|len) =\s*([\d.]+)"
     r"(?:, acceptance rate per position = \(([\d., ]+)\)|[^\n]*\n[^\n]*acc per pos = \(([\d., ]+)\))?"

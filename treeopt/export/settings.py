@@ -16,8 +16,17 @@ from typing import Any
 import numpy as np
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import HEADS, KINDS, MODEL
-from treeopt.engines import ANY_DRAFT, EAGLE_DRAFT, SETTINGS
+from treeopt.defaults import KINDS
+from treeopt.engines import (
+    BLOCK_DRAFT,
+    EAGLE_DRAFT,
+    HEADS_DRAFT,
+    LOOKUP_DRAFT,
+    MODEL_DRAFT,
+    MTP_DRAFT,
+    SETTINGS,
+    Method,
+)
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts, counted
 from treeopt.export.lint import drafter_name
 from treeopt.facts import Fact, picked
@@ -38,12 +47,18 @@ from treeopt.optimize.replay import Replay
 EXACT, ESTIMATE, OTHER_DRAFTER, COUNTED = "exact", "estimate", "other drafter", "measured"
 _NO_LENGTH = "the fastest length needs seconds per step: --profile, or give the length with --chain-length"
 _NO_SIZE = "the fastest size needs seconds per step: --profile, or give the size with --nodes"
-_COUNTERS = "that of the run that was counted: counters do not name it"
 _NO_GAIN = "no length is faster than decoding without drafts on this machine"
+_TOP_K = "a top-k above 1 needs page size 1, or the attention backend flashinfer, fa3 or triton, and not trtllm_mha"
+_BEYOND = "beyond the last batch of draft_len_schedule TensorRT-LLM does not draft"
 _SCHEDULE = "draft_len_schedule begins with its greatest length, so none is above that of the smallest batch"
-_NAMES = {HEADS: "Medusa heads", MODEL: "a draft model", EAGLE_DRAFT: "an EAGLE head"}
-_METHODS = {HEADS: "medusa", MODEL: "draft_model"}  # of vLLM, by treeopt's drafter
-
+_NAMES = {
+    HEADS_DRAFT: "Medusa heads",
+    MODEL_DRAFT: "a draft model",
+    EAGLE_DRAFT: "an EAGLE head",
+    MTP_DRAFT: "an MTP module",
+    BLOCK_DRAFT: "a block drafter",
+    LOOKUP_DRAFT: "n-grams of its own",
+}
 _TABLE = "num_speculative_tokens_per_batch_size"  # of vLLM
 
 Lengths = dict[int, int]  # batch -> drafts
@@ -155,7 +170,8 @@ class _EngineInput:
     drafts: int | None
     nodes: int | None
     chains: tuple[float, ...]
-    drafter: str  # empty where it is not known
+    method: str  # one of the engine's; empty where it is not known
+    known: Method
 
     @property
     def several(self) -> bool:
@@ -171,6 +187,7 @@ def engine_settings(
     drafts: int | None = None,
     nodes: int | None = None,
     measured: MeasuredAcceptance | None = None,
+    method: str | None = None,
 ) -> EngineSettings:
     """The settings of an engine for the drafter of a calibration, or for the one that it ran itself.
 
@@ -182,6 +199,8 @@ def engine_settings(
         nodes: the size of the dynamic tree, root counted; None is the fastest.
         measured: in place of a calibration, the accepted drafts that an engine counted with a chain of K drafts.
             Shorter chains are estimated (`treeopt.optimize.counters`); longer ones are not.
+        method: the engine's name of its drafter, one of `SETTINGS[engine].methods`; None is the one of the
+            calibration's drafter, where there is one.
 
     Raises:
         TreeoptError: E220 and E223 as in replay, E230 where the profile lacks what is needed, E303 where the
@@ -190,16 +209,18 @@ def engine_settings(
     """
     check_choice("engine", engine, SETTINGS)
     known = SETTINGS[engine]
-    for name, value, taken in (("drafts", drafts, known.chains), ("nodes", nodes, known.trees)):
-        if value is not None and taken is None:
-            raise ValueError(f"{engine} takes no {name}")
+    if method is not None:
+        check_choice("method", method, known.methods)
+    for name, value in (("drafts", drafts), ("nodes", nodes)):
         if value is not None:
             check_counts(**{name: value})
+    if nodes is not None and (refused := no_tree(engine, method, calibration is not None, drafts is not None)):
+        raise ValueError(refused)
     if calibration is not None:
         if not calibration.positions:
             raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text")
         chains, name = tuple(chain_tokens(calibration).tolist()), _drafter(calibration)
-        if profile is not None and known.chains:
+        if profile is not None and (not known.trees or drafts is not None):
             check_priced(profile, calibration, profile.kind or KINDS[0])
     elif measured is not None:
         estimates, name = estimate_chains(measured), ""
@@ -208,18 +229,33 @@ def engine_settings(
         raise ValueError("settings need a calibration, or what an engine measured")
     if drafts is not None and drafts >= len(chains):
         raise _too_long(drafts, len(chains) - 1, calibration)
-    given = _EngineInput(calibration, profile, drafts, nodes, chains, name)
+    method = method or next((one for one, how in known.methods.items() if name and how.drafts == name), "")
+    how = known.methods.get(method, Method("", by_batch=True, model=False))
+    given = _EngineInput(calibration, profile, drafts, nodes, chains, method, how)
     found = dataclasses.replace(SETTINGS_OF[engine](given), engine=engine, chains=chains)
-    return _of_counters(found, estimates) if calibration is None else _of_drafter(found, calibration, name)
+    if found.settings and known.methods and not method:
+        why = "counters do not name the drafter" if calibration is None else "the engine does not have the drafter"
+        found.underived[METHOD_KEYS[engine][0]] = f"{why}: --method with one of {', '.join(known.methods)}"
+    elif found.settings and how.model:
+        found.underived[METHOD_KEYS[engine][1]] = f"the path of {_NAMES[how.drafts]}"
+    return _of_counters(found, estimates) if calibration is None else _of_drafter(found, calibration, name, method)
 
 
-def _of_drafter(found: EngineSettings, calibration: Calibration, name: str) -> EngineSettings:
+def no_tree(engine: str, method: str | None, traced: bool, chain: bool) -> str:
+    """Why an engine takes no size of a tree; empty where it does."""
+    known = SETTINGS[engine]
+    if not known.trees or (method and known.methods[method].drafts not in (*known.trees, MTP_DRAFT)):
+        return f"{f'{engine} {method}' if method and known.trees else engine} takes no nodes"
+    return "" if traced and not chain else "the size of a tree needs a calibration, and no length of a chain"
+
+
+def _of_drafter(found: EngineSettings, calibration: Calibration, name: str, method: str) -> EngineSettings:
     """Settings by replay, with a warning where the engine does not have the drafter."""
-    known = SETTINGS[found.engine]
-    drafters = known.chains or known.trees or ()
+    methods = SETTINGS[found.engine].methods
     if found.chain and found.drafts:
         found = dataclasses.replace(found, rates=acceptance_rates(replay_chain(calibration, found.drafts).histogram))
-    if {name, ANY_DRAFT} & set(drafters):
+    drafters = {methods[method].drafts} if method else {one.drafts: None for one in methods.values()}
+    if not methods or name in drafters:
         return found
     has = " or ".join(_NAMES[drafter] for drafter in drafters)
     of = f"the drafter {name}" if name else "a drafter whose file is not found"
@@ -294,26 +330,22 @@ def _chain(
 
 
 def _vllm(given: _EngineInput) -> EngineSettings:
-    method = _METHODS.get(given.drafter)
-    by_batch = method != _METHODS[HEADS]  # its proposer asserts one length: with a table vLLM stops
-    with_table = by_batch and given.several
+    with_table = given.known.by_batch and given.several
 
     def make(lengths: Lengths) -> dict[str, Any]:
-        made: dict[str, Any] = {"method": method} if method else {}
+        made: dict[str, Any] = {"method": given.method} if given.method else {}
         made |= {"num_speculative_tokens": max(lengths.values())}
         return made | ({_TABLE: _ranges(lengths)} if with_table else {})
 
     notes = ["beyond the largest measured batch vLLM keeps the last length of the table"] if with_table else []
-    found = _chain(given, "num_speculative_tokens", make, *notes, by_batch=by_batch)
-    if not found.settings:
-        return found
-    if "method" not in found.settings:
-        of = "the calibration is of a drafter that vLLM does not have" if given.calibration else _COUNTERS
-        found.underived["method"] = of
-    found.underived["model"] = "the folder of the heads (`treeopt heads convert --for vllm`), or the draft model"
-    if not by_batch:
-        found.underived[_TABLE] = "vLLM drafts one length for all batches with Medusa heads (0.32)"
-    elif not given.several:
+    if given.method == "mtp":
+        notes.append("above n_predict of the checkpoint, num_speculative_tokens must be a multiple of it")
+    if given.method == "suffix":
+        notes.append("needs arctic-inference 0.1.1; the number is a maximum")
+    found = _chain(given, "num_speculative_tokens", make, *notes, by_batch=given.known.by_batch)
+    if found.settings and not given.known.by_batch:
+        found.underived[_TABLE] = f"vLLM drafts one length for all batches with method {given.method}"
+    elif found.settings and not given.several:
         found.underived[_TABLE] = "the profile has one batch, or there is none"
     return found
 
@@ -332,11 +364,9 @@ def _ranges(lengths: Lengths) -> list[list[int]]:
 def _sglang(given: _EngineInput) -> EngineSettings:
     key = "--speculative-num-draft-tokens"
     names = ("--speculative-num-steps", "--speculative-eagle-topk", key)
-    if given.calibration is None:  # its counters are of a chain, which is a tree of one draft a level
-        chain = _chain(given, key, lambda lengths: dict(zip(names, _of_chain(lengths[min(lengths)]), strict=True)))
-        if chain.settings:
-            chain.underived["--speculative-algorithm"] = _COUNTERS
-        return dataclasses.replace(chain, lines=True)
+    algorithm = {"--speculative-algorithm": given.method} if given.method else {}
+    if given.calibration is None or given.drafts is not None:
+        return _sglang_chain(given, algorithm, names)
     if given.nodes is None and given.profile is None:
         return EngineSettings({}, underived={key: _NO_SIZE}, chain=False)
     choice = choose_dynamic_tree(given.calibration, given.profile, given.nodes)
@@ -345,15 +375,13 @@ def _sglang(given: _EngineInput) -> EngineSettings:
     if choice.shape is None:
         return EngineSettings({}, budgets=budgets, underived={key: _NO_GAIN}, chain=False)
     simulated = "docs/engines/index.md has the difference in a simulation"
-    estimated = f"the traces do not say which nodes the engine expands; {simulated}"
     exact = choice.shape.replays_exactly(given.calibration.num_heads)
-    algorithm = "STANDALONE for a draft model, EAGLE or EAGLE3 for their drafts; no Medusa"
+    notes = () if exact else (f"the traces do not say which nodes the engine expands; {simulated}",)
     return EngineSettings(
-        dict(zip(names, dataclasses.astuple(choice.shape), strict=True)),
+        {**algorithm, **dict(zip(names, dataclasses.astuple(choice.shape), strict=True))},
         choice.replay,
         budgets,
-        {"--speculative-algorithm": algorithm},
-        notes=() if exact else (estimated,),
+        notes=notes if choice.shape.top_k == 1 else (*notes, _TOP_K),
         batch=batch,
         bound=EXACT if exact else ESTIMATE,
         chain=False,
@@ -361,9 +389,27 @@ def _sglang(given: _EngineInput) -> EngineSettings:
     )
 
 
-def _of_chain(drafts: int) -> tuple[int, int, int]:
-    """Steps, top-k and draft tokens (root counted) of a chain."""
-    return dataclasses.astuple(DynamicTree(drafts, 1, drafts + 1))
+def _sglang_chain(given: _EngineInput, algorithm: dict[str, str], names: tuple[str, ...]) -> EngineSettings:
+    """A chain is a tree with a top-k of 1; its algorithms name it in their own ways."""
+    by_batch = given.known.by_batch and given.method != "" and given.several
+    adaptive: list[str] = []
+
+    def make(lengths: Lengths) -> dict[str, Any]:
+        drafts = next(length for _, length in sorted(lengths.items()) if length)
+        if by_batch:
+            slots = {str(first): {"candidate_steps": [length]} for first, _, length in _ranges(lengths)}
+            adaptive.append(f"by batch: --speculative-adaptive --speculative-adaptive-config FILE: {json.dumps(slots)}")
+        if given.method == "NGRAM":
+            return {**algorithm, names[2]: drafts + 1, "--speculative-ngram-max-bfs-breadth": 1}
+        if given.method == "DSPARK":
+            return {**algorithm, "--speculative-dspark-block-size": drafts}
+        if given.method == "DFLASH":
+            return {**algorithm, names[2]: drafts + 1}
+        shape = DynamicTree(drafts, 1, drafts + 1)
+        return {**algorithm, **dict(zip(names, dataclasses.astuple(shape), strict=True))}
+
+    found = _chain(given, names[2], make, by_batch=by_batch)
+    return dataclasses.replace(found, lines=True, notes=(*found.notes, *adaptive))
 
 
 def _trtllm(given: _EngineInput) -> EngineSettings:
@@ -374,10 +420,14 @@ def _trtllm(given: _EngineInput) -> EngineSettings:
         while ranges and not ranges[-1][2]:
             ranges.pop()
         schedule = {last: length for _, last, length in ranges}
-        return {"max_draft_len": longest} | ({"draft_len_schedule": schedule} if given.several else {})
+        made: dict[str, Any] = {"decoding_type": given.method} if given.method else {}
+        return made | {"max_draft_len": longest} | ({"draft_len_schedule": schedule} if with_schedule else {})
 
-    notes = ("beyond the last batch of draft_len_schedule TensorRT-LLM does not draft", _SCHEDULE)
-    found = _chain(given, "max_draft_len", make, *(notes if given.several else ()), by_batch=True)
+    with_schedule = given.known.by_batch and given.several
+    notes = (
+        ["beyond the last batch of draft_len_schedule TensorRT-LLM does not draft", _SCHEDULE] if with_schedule else []
+    )
+    found = _chain(given, "max_draft_len", make, *notes, by_batch=given.known.by_batch)
     if found.settings and not found.settings["max_draft_len"]:
         why = f"{_SCHEDULE}, and drafts do not pay there"
         found = EngineSettings({}, budgets=found.budgets, underived={"max_draft_len": why})
@@ -385,8 +435,13 @@ def _trtllm(given: _EngineInput) -> EngineSettings:
 
 
 def _llamacpp(given: _EngineInput) -> EngineSettings:
+    spec = {"--spec-type": given.method} if given.method else {}
+    if given.known.drafts == LOOKUP_DRAFT:
+        mod = given.method == "ngram-mod"
+        key = "--spec-ngram-mod-n-max" if mod else f"--spec-{given.method}-size-m"
+        return _length(given, key, spec, {"--spec-ngram-mod-n-min": 0} if mod else {}, lines=True)
     fixed = {"--spec-draft-n-min": 0, "--spec-draft-p-min": 0.0}
-    found = _length(given, "--spec-draft-n-max", {"--spec-type": "draft-simple"}, fixed, lines=True)
+    found = _length(given, "--spec-draft-n-max", spec, fixed, lines=True)
     if found.settings:
         why = "the engine's default, 0: it is compared with probabilities that are not traced"
         found.underived["--spec-draft-p-min"] = why
@@ -394,12 +449,11 @@ def _llamacpp(given: _EngineInput) -> EngineSettings:
 
 
 def _transformers(given: _EngineInput) -> EngineSettings:
+    if given.known.drafts == LOOKUP_DRAFT:
+        return _length(given, "prompt_lookup_num_tokens", {}, {}, "an argument of generate; batch 1 only")
     note = "set them on assistant_model.generation_config, which assisted generation reads; batch 1 only"
     fixed = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
-    found = _length(given, "num_assistant_tokens", {}, fixed, note)
-    if found.settings:
-        found.underived["prompt_lookup_num_tokens"] = "prompt lookup drafts by other rules than the traced drafter"
-    return found
+    return _length(given, "num_assistant_tokens", {}, fixed, note)
 
 
 def _length(
@@ -415,6 +469,13 @@ def _length(
 SYNTHETIC: dict[str, Callable[[list[float]], dict[str, Any]]] = {
     "vllm": lambda rates: {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates},
     "llamacpp": lambda rates: {"--spec-synth-rates": ",".join(map(str, rates))},
+}
+METHOD_KEYS = {  # the settings of the method, and of the drafter's path
+    "vllm": ("method", "model"),
+    "sglang": ("--speculative-algorithm", "--speculative-draft-model-path"),
+    "trtllm": ("decoding_type", "speculative_model"),
+    "llamacpp": ("--spec-type", "--spec-draft-model"),
+    "transformers": ("assistant_model", "assistant_model"),
 }
 SETTINGS_OF: dict[str, Callable[[_EngineInput], EngineSettings]] = {
     "vllm": _vllm,
