@@ -40,6 +40,29 @@ def nxdi(text: str, speculation_length: int) -> Paths:
     return medusa(text)
 
 
+def hydra(text: str) -> Paths:
+    """Hydra's grounded heads: k children of each parent, ranks 0 .. k-1, and of these the first e are expanded.
+
+    k and e are counts of the choices, by parent in sorted order; drafts are laid out head by head.
+    """
+    choices = [tuple(path) for path in ast.literal_eval(text)]
+    parents = {path[:-1] for path in choices}
+    nodes: Paths = [()]  # as drafted, that are expanded by the next head
+    drafted: Paths = []
+    for level in range(1, max(map(len, choices)) + 1):
+        following: Paths = []
+        prefixes = sorted({path[:-1] for path in choices if len(path) == level})
+        if len(prefixes) != len(nodes):
+            raise ValueError("as many nodes are expanded as there are parents")
+        for prefix, node in zip(prefixes, nodes, strict=True):
+            count = sum(path[:-1] == prefix for path in choices)
+            expanded = sum((*prefix, rank) in parents for rank in range(count))
+            drafted += [(*node, rank) for rank in range(count)]
+            following += [(*node, rank) for rank in range(expanded)]
+        nodes = following
+    return drafted
+
+
 def nxdi_eagle(text: str) -> Paths:
     """NxD Inference's token tree: children in the order of their ranks, ids level by level, the root 0."""
     children = json.loads(text)

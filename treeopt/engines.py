@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 ALL_LEVELS = 127  # of `contiguous`: every level of a tree
-HEADS_DRAFT, MODEL_DRAFT, EAGLE_DRAFT, ANY_DRAFT = "heads", "model", "eagle", "any"
+HEADS_DRAFT, MODEL_DRAFT, EAGLE_DRAFT, HYDRA_DRAFT, ANY_DRAFT = "heads", "model", "eagle", "hydra", "any"
 MTP_DRAFT, BLOCK_DRAFT, LOOKUP_DRAFT = (
     "mtp",
     "block",
@@ -22,8 +22,9 @@ class Engine:
     """One engine, or one of its formats for trees.
 
     `drafts` is what the ranks refer to in it: `heads` (rank r of head d), `model` (the r-th likeliest token of a draft
-    model after the node above), `eagle` (the same of an EAGLE head), or `any`. `setting` is an option, an argument or a
-    file of the engine; `{drafts}` and `{nodes}` are the numbers without and with the root, `{depth}` the depth.
+    model after the node above), `eagle` and `hydra` (the same of an EAGLE head and of grounded Hydra heads), or `any`.
+    `setting` is an option, an argument or a file of the engine; `{drafts}` and `{nodes}` are the numbers without and
+    with the root, `{depth}` the depth.
     """
 
     name: str  # of `--for`
@@ -124,6 +125,16 @@ ENGINES = {
             reason="its drafter takes the ten most likely tokens after each node",
         ),
         Engine(
+            "hydra",
+            "zankner/Hydra, grounded heads",
+            "to 7f39cbd",
+            HYDRA_DRAFT,
+            "hydra_generate(..., hydra_choices=CONTENT); hydra_num_heads {depth} or more and grounded_heads true in "
+            "the heads' config: heads that are not grounded misread it",
+            contiguous=ALL_LEVELS,
+            reason="the children of a node are its k likeliest tokens, so a rank cannot be left out",
+        ),
+        Engine(
             "json",
             "programs that read paths of ranks",
             "any",
@@ -135,7 +146,7 @@ ENGINES = {
 
 
 @dataclass(frozen=True)
-class Method:
+class EngineMethod:
     """One way in which an engine drafts chains."""
 
     drafts: str  # as in `Engine.drafts`, or `MTP_DRAFT`, `BLOCK_DRAFT`, `LOOKUP_DRAFT`
@@ -148,7 +159,9 @@ class SettingsEngine:
     """An engine that takes no fixed tree, for `treeopt export --calibration` and `--measured`."""
 
     versions: str  # whose settings are written
-    methods: Mapping[str, Method] = field(default_factory=dict)  # by the engine's names; empty where any drafter does
+    methods: Mapping[str, EngineMethod] = field(
+        default_factory=dict
+    )  # by the engine's names; empty where any drafter does
     trees: tuple[str, ...] = ()  # the drafters of its dynamic trees
 
 
@@ -159,60 +172,60 @@ SETTINGS = {
     "vllm": SettingsEngine(
         "vLLM 0.24 to 0.33; medusa to 0.32, draft_model from 0.25",
         {
-            "medusa": Method(HEADS_DRAFT),
-            "draft_model": Method(MODEL_DRAFT, by_batch=True),
-            "eagle": Method(EAGLE_DRAFT, by_batch=True),
-            "eagle3": Method(EAGLE_DRAFT, by_batch=True),
-            "mtp": Method(MTP_DRAFT, by_batch=True, model=False),
-            "dflash": Method(BLOCK_DRAFT, by_batch=True),
-            "dspark": Method(BLOCK_DRAFT, model=False),
-            "ngram": Method(LOOKUP_DRAFT, by_batch=True, model=False),
-            "ngram_gpu": Method(LOOKUP_DRAFT, model=False),
-            "suffix": Method(LOOKUP_DRAFT, model=False),
+            "medusa": EngineMethod(HEADS_DRAFT),
+            "draft_model": EngineMethod(MODEL_DRAFT, by_batch=True),
+            "eagle": EngineMethod(EAGLE_DRAFT, by_batch=True),
+            "eagle3": EngineMethod(EAGLE_DRAFT, by_batch=True),
+            "mtp": EngineMethod(MTP_DRAFT, by_batch=True, model=False),
+            "dflash": EngineMethod(BLOCK_DRAFT, by_batch=True),
+            "dspark": EngineMethod(BLOCK_DRAFT, model=False),
+            "ngram": EngineMethod(LOOKUP_DRAFT, by_batch=True, model=False),
+            "ngram_gpu": EngineMethod(LOOKUP_DRAFT, model=False),
+            "suffix": EngineMethod(LOOKUP_DRAFT, model=False),
         },
     ),
     "sglang": SettingsEngine(
         "SGLang 0.5; DFLASH and DSPARK 0.5.23",
         {
-            "STANDALONE": Method(MODEL_DRAFT),
-            "EAGLE": Method(EAGLE_DRAFT, by_batch=True),
-            "EAGLE3": Method(EAGLE_DRAFT, by_batch=True),
-            "NEXTN": Method(MTP_DRAFT, by_batch=True, model=False),
-            "DFLASH": Method(BLOCK_DRAFT),
-            "DSPARK": Method(BLOCK_DRAFT),
-            "NGRAM": Method(LOOKUP_DRAFT, model=False),
+            "STANDALONE": EngineMethod(MODEL_DRAFT),
+            "EAGLE": EngineMethod(EAGLE_DRAFT, by_batch=True),
+            "EAGLE3": EngineMethod(EAGLE_DRAFT, by_batch=True),
+            "NEXTN": EngineMethod(MTP_DRAFT, by_batch=True, model=False),
+            "DFLASH": EngineMethod(BLOCK_DRAFT),
+            "DSPARK": EngineMethod(BLOCK_DRAFT),
+            "NGRAM": EngineMethod(LOOKUP_DRAFT, model=False),
         },
         (MODEL_DRAFT, EAGLE_DRAFT),
     ),
     "trtllm": SettingsEngine(
         "TensorRT-LLM 1.3, PyTorch backend",
         {
-            "Draft_Target": Method(MODEL_DRAFT, by_batch=True),
-            "Eagle3": Method(EAGLE_DRAFT, by_batch=True),
-            "MTP": Method(MTP_DRAFT, by_batch=True, model=False),
-            "PARD": Method(BLOCK_DRAFT, by_batch=True),
-            "DFlash": Method(BLOCK_DRAFT, by_batch=True),
-            "SA": Method(LOOKUP_DRAFT, by_batch=True, model=False),
-            "NGram": Method(LOOKUP_DRAFT, model=False),
+            "Draft_Target": EngineMethod(MODEL_DRAFT, by_batch=True),
+            "Eagle3": EngineMethod(EAGLE_DRAFT, by_batch=True),
+            "MTP": EngineMethod(MTP_DRAFT, by_batch=True, model=False),
+            "PARD": EngineMethod(BLOCK_DRAFT, by_batch=True),
+            "DFlash": EngineMethod(BLOCK_DRAFT, by_batch=True),
+            "SA": EngineMethod(LOOKUP_DRAFT, by_batch=True, model=False),
+            "NGram": EngineMethod(LOOKUP_DRAFT, model=False),
         },
     ),
     "llamacpp": SettingsEngine(
         "llama.cpp from 2026-06 (--spec-draft-*); before: --draft-max, --draft-min, --draft-p-min",
         {
-            "draft-simple": Method(MODEL_DRAFT),
-            "draft-eagle3": Method(EAGLE_DRAFT),
-            "draft-mtp": Method(MTP_DRAFT, model=False),
-            "draft-dflash": Method(BLOCK_DRAFT),
-            "draft-dspark": Method(BLOCK_DRAFT),
-            "ngram-simple": Method(LOOKUP_DRAFT, model=False),
-            "ngram-map-k": Method(LOOKUP_DRAFT, model=False),
-            "ngram-map-k4v": Method(LOOKUP_DRAFT, model=False),
-            "ngram-mod": Method(LOOKUP_DRAFT, model=False),
+            "draft-simple": EngineMethod(MODEL_DRAFT),
+            "draft-eagle3": EngineMethod(EAGLE_DRAFT),
+            "draft-mtp": EngineMethod(MTP_DRAFT, model=False),
+            "draft-dflash": EngineMethod(BLOCK_DRAFT),
+            "draft-dspark": EngineMethod(BLOCK_DRAFT),
+            "ngram-simple": EngineMethod(LOOKUP_DRAFT, model=False),
+            "ngram-map-k": EngineMethod(LOOKUP_DRAFT, model=False),
+            "ngram-map-k4v": EngineMethod(LOOKUP_DRAFT, model=False),
+            "ngram-mod": EngineMethod(LOOKUP_DRAFT, model=False),
         },
     ),
     "transformers": SettingsEngine(
         "transformers 5.23",
-        {"assistant_model": Method(MODEL_DRAFT), "prompt_lookup": Method(LOOKUP_DRAFT, model=False)},
+        {"assistant_model": EngineMethod(MODEL_DRAFT), "prompt_lookup": EngineMethod(LOOKUP_DRAFT, model=False)},
     ),
     "chain": SettingsEngine("any engine with chains"),
 }

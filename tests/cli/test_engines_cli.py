@@ -120,7 +120,7 @@ def test_build_for_an_engine_can_be_exported_to_it(engine: str) -> None:
     assert f"limits of {engine}: " in said.stdout
     assert load_tree("kept.yaml").source["method"]["engine"] == engine
     treeopt("export", "kept.yaml", "--for", engine)
-    if engine in ("sequoia", "nxdi-eagle", "eagle"):
+    if engine in ("sequoia", "nxdi-eagle", "eagle", "hydra"):
         treeopt("export", "free.yaml", "--for", engine, status=3)
 
 
@@ -151,7 +151,7 @@ def test_lint_judges_by_every_engine_or_by_one() -> None:
     """With --for all the table shows all engines and the status is 0; with one engine an error gives 3."""
     Path("l.py").write_text("[[0], [10], [0, 1]]")
     result = treeopt("show", "l.py", "--for", "all")
-    table = dict(line.split(maxsplit=1) for line in result.stdout.splitlines()[-8:])
+    table = dict(line.split(maxsplit=1) for line in result.stdout.splitlines()[-9:])
     assert table == {
         "medusa": "1 error",
         "nxdi": "1 error",
@@ -160,6 +160,7 @@ def test_lint_judges_by_every_engine_or_by_one() -> None:
         "triton": "ok",
         "sequoia": "1 error",
         "eagle": "1 error",
+        "hydra": "1 error",
         "json": "ok",
     }
     assert "error: rank [medusa]: 1 path ([10]) with a rank above 9" in result.stdout
@@ -285,3 +286,11 @@ def test_hostile_run_is_one_error(name: str) -> None:
     assert error_number(treeopt(*line, status=3)) == number
     assert json.loads(treeopt(*line, "--json", status=3).stderr)["error"] == number
     assert {path.name for path in Path().iterdir()} == before
+
+
+def test_one_of_several_lists_is_imported() -> None:
+    """--name chooses it; without one the error lists them."""
+    Path("choices.py").write_text("one = [[0]]\ntwo = [[0], [1], [0, 0]]\n")
+    assert "treeopt import FILE --name NAME" in error_of("E203", "import", "choices.py")
+    treeopt("import", "choices.py", "--name", "two", "-o", "two.yaml")
+    assert load_tree("two.yaml").paths == ((0,), (1,), (0, 0))

@@ -137,7 +137,7 @@ WRONG: dict[str, tuple[str, str]] = {  # content, a word of the error
     "star": ("[[0], *[[1]]]", "more than lists and whole numbers"),
     "name": ("x = y", "more than lists and whole numbers"),
     "sum of lists": ("x = [[0]] + [[1]]", "more than lists and whole numbers"),
-    "two statements": ("x = [[0]]\ny = [[1]]\n", "holds 2 statements"),
+    "two statements": ("x = [[0]]\ny = [[1]]\n", "holds 2 lists, not one: x, y"),
     "statement behind": ("x = [[0]]; import os", "holds 2 statements"),
     "two targets": ("x = y = [[0]]", "is not a list of paths"),
     "attribute": ("x.y = [[0]]", "has no schema"),

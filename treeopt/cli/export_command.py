@@ -57,6 +57,7 @@ def run(console: Console, tree: str | None, engine: str, output: str | None, for
     triton      Triton with TensorRT-LLM to 1.2.x: paths in braces
     sequoia     Sequoia: growmap
     eagle       EAGLE-1: mc_sim_7b_63 of its choices.py
+    hydra       Hydra, grounded heads: paths as a Python list
     json        paths as JSON, for programs of your own
 
     With --calibration in place of TREE: settings of engines that take no fixed tree, with the tokens per step that

@@ -15,18 +15,19 @@ from treeopt.files.outputs import TREE
 
 @command("import")
 @click.argument("file")
+@click.option("--name", default="", help="List to read, of a Python file with several.")
 @force_option
 @click.option("-o", "--output", default="tree.yaml", help="File to write.")
-def run(console: Console, file: str, output: str, force: bool) -> None:
+def run(console: Console, file: str, name: str, output: str, force: bool) -> None:
     """Read the tree in FILE, which an engine wrote or reads, and write it as a tree of treeopt.
 
-    The format is recognised by the content: a list of paths in JSON or Python (Medusa, Spec-Bench, EAGLE-1,
+    The format is recognised by the content: a list of paths in JSON or Python (Medusa, Spec-Bench, EAGLE-1, Hydra,
     NxD Inference, TensorRT-LLM), a token tree of NxD Inference, a growmap of Sequoia (.pt or .json). Nothing in the
     file is executed.
 
     The paths above each path must be listed.
     """
-    found = treeopt.import_tree(file)
+    found = treeopt.import_tree(file, name=name)
     check_outputs({"tree": file, "force": force}, output, kind=TREE, suffixes=(".yaml", ".yml"))
     treeopt.save_tree(with_configuration(found.tree, console.configuration), output)
     tree = found.tree

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from treeopt.calibration import Calibration
 from treeopt.defaults import HEADS, MODEL
-from treeopt.engines import ANY_DRAFT, EAGLE_DRAFT, ENGINES, HEADS_DRAFT, MODEL_DRAFT, Engine
+from treeopt.engines import ANY_DRAFT, EAGLE_DRAFT, ENGINES, HEADS_DRAFT, HYDRA_DRAFT, MODEL_DRAFT, Engine
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts
 from treeopt.export.growmaps import shown
 from treeopt.facts import Fact, Part, picked
@@ -24,8 +24,10 @@ from treeopt.tree import Path as RankPath
 from treeopt.tree import Tree
 
 ERROR, WARNING = "error", "warning"
-DRAFT_ROWS = "draft-rows"  # the rule of EAGLE-1 that growth does not know
+DRAFT_ROWS, EXPANDED_FIRST = "draft-rows", "expanded-first"  # rules of EAGLE-1 and Hydra that growth does not know
 _SHOWN = 3  # paths of one finding
+# Drafts that depend on the tokens of the path above.
+_OF_MODEL = {MODEL_DRAFT: "a draft model", EAGLE_DRAFT: "an EAGLE head", HYDRA_DRAFT: "grounded Hydra heads"}
 _SAME = {HEADS: HEADS_DRAFT, MODEL: MODEL_DRAFT}  # drafter of a tree -> engines that draft alike
 
 
@@ -135,7 +137,11 @@ def _of_readers(tree: Tree, engine: Engine, num_heads: int | None) -> Iterator[F
         fault = "whose children have no children, before a node of the level whose children have some"
         why = "its drafter counts only parents of such nodes: the drafts below the later node are those of the earlier"
         yield found(DRAFT_ROWS, f"{_named(skipped)} {fault}", "treeopt build --max-depth 2", why, paths=skipped)
-    if engine.drafts == HEADS_DRAFT and (deep := _deeper(tree, num_heads)):
+    if engine.name == "hydra" and (later := _expanded_later(tree)):
+        fault = "with children, after a sibling without"
+        why = "of a node's children it expands the first: the drafts below are those of the sibling"
+        yield found(EXPANDED_FIRST, f"{_named(later)} {fault}", "treeopt build --for hydra", why, paths=later)
+    if engine.drafts in (HEADS_DRAFT, HYDRA_DRAFT) and (deep := _deeper(tree, num_heads)):
         what, fix = f"{_named(deep)} deeper than the {num_heads} heads", f"treeopt build --max-depth {num_heads}"
         yield found("heads", what, fix, "level d is drafted by head d", paths=deep)
     if engine.name == "medusa" and num_heads not in (None, engine.max_depth):
@@ -154,12 +160,12 @@ def _drafter(tree: Tree, engine: Engine) -> Iterator[Finding]:
     fitted = bool(tree.source.get("calibration"))  # a list of paths says nothing about the drafts
     if engine.drafts == _SAME.get(kind) or (kind == HEADS and (engine.drafts == ANY_DRAFT or not fitted)):
         return
-    of_model, severity = engine.drafts in (MODEL_DRAFT, EAGLE_DRAFT), WARNING
+    of_model, severity = engine.drafts in _OF_MODEL, WARNING
     if kind in _SAME and of_model:
-        drafts = "an EAGLE head" if engine.drafts == EAGLE_DRAFT else "a draft model"
+        drafts = _OF_MODEL[engine.drafts]
         what = f"the ranks are of {'heads' if kind == HEADS else 'a draft model'}, and the engine drafts with {drafts}"
         why = "the paths are read rightly, but were not fitted to its drafts: the expected figures do not hold there"
-        fix = "" if engine.drafts == EAGLE_DRAFT else "treeopt calibrate --draft MODEL, and treeopt build"
+        fix = "treeopt calibrate --draft MODEL, and treeopt build" if engine.drafts == MODEL_DRAFT else ""
     elif kind == MODEL and engine.drafts == ANY_DRAFT:
         what, fix = "the ranks are of a draft model, which the file does not say", "keep the tree file beside it"
         why = "rank r is the (r+1)-th likeliest token after the tokens of the path above, not of a head"
@@ -182,6 +188,13 @@ def drafter_name(drafter_id: str, file: str | None) -> str:
         return ""
     drafter = load_drafter(file)
     return drafter.name if drafter.id == drafter_id else ""
+
+
+def _expanded_later(tree: Tree) -> list[RankPath]:
+    """Nodes with children whose sibling of the next smaller rank is there and has none."""
+    parents = {path[:-1] for path in tree.paths}
+    inner = [path for path in tree.paths if path in parents and path[-1]]
+    return [path for path in inner if (*path[:-1], path[-1] - 1) not in parents]
 
 
 def _draft_rows(tree: Tree) -> list[RankPath]:
@@ -253,11 +266,12 @@ def engines_report(tree: Tree) -> Iterator[Part]:
 def build_for(calibration: Calibration, job: BuildJob, *, progress: Progress = silent) -> Constrained:
     """Build the tree of a job that has limits for an engine, and the tree of the same size without them.
 
-    EAGLE-1 misreads some trees (`draft-rows`): for it the tree is built with one level less until it is read rightly.
+    EAGLE-1 and Hydra misread some trees (`draft-rows`, `expanded-first`): for them the tree is built with one level
+    less until it is read rightly.
     """
     built = run_job(calibration, job, progress=progress)
     findings = lint_tree(built.tree, job.engine) if job.engine else []
-    while any(finding.rule == DRAFT_ROWS for finding in findings):
+    while any(finding.rule in (DRAFT_ROWS, EXPANDED_FIRST) for finding in findings):
         flatter = dataclasses.replace(job, max_depth=built.tree.depth - 1)
         built = run_job(calibration, flatter, progress=progress)
         findings = lint_tree(built.tree, job.engine)

@@ -25,7 +25,7 @@ from treeopt.engines import (
     MODEL_DRAFT,
     MTP_DRAFT,
     SETTINGS,
-    Method,
+    EngineMethod,
 )
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts, counted
 from treeopt.export.lint import drafter_name
@@ -171,7 +171,7 @@ class _EngineInput:
     nodes: int | None
     chains: tuple[float, ...]
     method: str  # one of the engine's; empty where it is not known
-    known: Method
+    known: EngineMethod
 
     @property
     def several(self) -> bool:
@@ -230,7 +230,7 @@ def engine_settings(
     if drafts is not None and drafts >= len(chains):
         raise _too_long(drafts, len(chains) - 1, calibration)
     method = method or next((one for one, how in known.methods.items() if name and how.drafts == name), "")
-    how = known.methods.get(method, Method("", by_batch=True, model=False))
+    how = known.methods.get(method, EngineMethod("", by_batch=True, model=False))
     given = _EngineInput(calibration, profile, drafts, nodes, chains, method, how)
     found = dataclasses.replace(SETTINGS_OF[engine](given), engine=engine, chains=chains)
     if found.settings and known.methods and not method:

@@ -47,6 +47,7 @@ WRITERS: dict[str, Callable[[Tree], str]] = {
     "triton": braces_text,
     "sequoia": growmap_text,
     "eagle": lambda tree: f"mc_sim_7b_63 = {choices_text(tree)}",
+    "hydra": choices_text,
     "json": choices_text,
 }
 BINARY: dict[str, Callable[[Tree], bytes]] = {"sequoia": growmap_pt}  # written to files with the suffix .pt
@@ -123,13 +124,14 @@ class Imported:
     assumed: tuple[str, ...]
 
 
-def import_tree(path: str | os.PathLike[str]) -> Imported:
+def import_tree(path: str | os.PathLike[str], *, name: str = "") -> Imported:
     """Read a tree from the file of an engine, or from a file with a pasted Python or JSON literal.
 
     No code of the file is executed, and pickles are read with `weights_only=True`.
 
     Args:
         path: the file.
+        name: of the list, in a Python file that assigns several.
 
     Raises:
         TreeoptError: E201 where there is no file; E203 where it is not text of these formats; E206 where it breaks the
@@ -149,7 +151,7 @@ def import_tree(path: str | os.PathLike[str]) -> Imported:
         )
     if not is_choices(text) and not text.lstrip().startswith("{"):
         raise refusal(file, "holds no tree in a format that is known", FORMATS)
-    content = literal(file, text)
+    content = literal(file, text, name)
     if not isinstance(content, Mapping):
         if isinstance(content, (list, tuple)) and len(content) >= MAX_NODES:
             raise refusal(file, f"lists {len(content):,} paths; a tree has {MAX_NODES:,} nodes at most", FORMATS)

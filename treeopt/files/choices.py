@@ -1,7 +1,7 @@
 """Trees as a `medusa_choices` list: `mc_sim_7b_63 = [[0], [0, 0], [1], ...]`.
 
 A file holds one list (or tuple) of lists of integers, in JSON or as a Python literal with comments and trailing commas,
-with or without one assignment in front. No code is executed.
+with or without one assignment in front, or several assignments of which one is chosen by name. No code is executed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import reprlib
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from treeopt.tree import Tree
 MAX_PYTHON = 1_000_000  # characters of a Python literal: its parser takes a thousand times as much memory
 # White space and comments, then a bracket, `name =`, or `name: list[list[int]] = [`.
 _BEGIN = re.compile(r"(?:\s|#[^\n]*(?:\n|\Z))*(?:[\[(]|\w+\s*=(?!=)|\w+\s*:[\w\s.,\[\]]*=\s*[\[(])")
+_SHOWN = 20  # names in a message
 _FIX = "a list such as [[0], [1], [0, 0]], with or without `name =` in front of it"
 
 
@@ -53,12 +55,18 @@ def tree_of_literal(path: Path, found: Any) -> Tree:
         raise TreeoptError(Code.FILE_INVALID, what, at=error.at, why=error.why, fix=_FIX) from error
 
 
-def literal(path: Path, text: str) -> Any:
-    """The value of a text in JSON, or of one Python literal with or without `name =`; nothing is executed."""
+def literal(path: Path, text: str, name: str = "") -> Any:
+    """The value of a text in JSON, or of one Python literal with or without `name =`; nothing is executed.
+
+    Of several assignments it is that of `name`.
+    """
     if "\0" in text:
         raise _fault(path, 1, 1, "holds zero bytes, as text in UTF-16 does, and is not UTF-8 text")
     with contextlib.suppress(ValueError):  # Python, or not a list
-        return parse_json(text, finite=False)
+        found = parse_json(text, finite=False)
+        if name:
+            raise _fault(path, 1, 1, f"holds one list without a name, not {name}")
+        return found
     if len(text) > MAX_PYTHON:
         what = f"is not JSON, and has {len(text):,} characters; a list in Python may have {MAX_PYTHON:,}"
         raise _fault(path, 1, 1, what)
@@ -73,7 +81,7 @@ def literal(path: Path, text: str) -> Any:
         raise _fault(path, line, column, f"is not a list of paths: {error.msg}") from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise _fault(path, 1, 1, f"is not a list of paths: {first_line(error)}") from error
-    value = _only_value(path, body)
+    value = _named_value(path, body, name) if name else _only_value(path, body)
     for keys in (node.keys for node in ast.walk(value) if isinstance(node, ast.Dict)):
         counts = Counter(key.value for key in keys if isinstance(key, ast.Constant))
         if twice := [key for key, count in counts.items() if count > 1]:  # Python would keep the last one
@@ -87,6 +95,10 @@ def literal(path: Path, text: str) -> Any:
 
 def _only_value(path: Path, body: list[ast.stmt]) -> ast.expr:
     """The value of the one assignment, or the one expression."""
+    names = list(_assigned(body))
+    if len(names) == len(body) > 1:
+        what = f"holds {len(body)} lists, not one: {', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}"
+        raise refusal(path, what, TREE_FORMATS, at=f"{path}:{body[1].lineno}:1", fix="treeopt import FILE --name NAME")
     if len(body) != 1:
         second = body[1] if body else None
         what = f"holds {len(body)} statements, not one list"
@@ -96,6 +108,24 @@ def _only_value(path: Path, body: list[ast.stmt]) -> ast.expr:
             return value
         case line:
             raise _fault(path, line.lineno, line.col_offset + 1, "is not a list of paths")
+
+
+def _named_value(path: Path, body: list[ast.stmt], name: str) -> ast.expr:
+    """The value that is assigned to a name, once."""
+    assigned = list(_assigned(body))
+    if assigned.count(name) != 1:
+        has = ", ".join(dict.fromkeys(assigned[:_SHOWN])) or "none"
+        how = "twice or more" if name in assigned else f"not; it assigns {has}"
+        raise refusal(path, f"assigns {name} {how}", TREE_FORMATS, at=f"{path}:1:1", fix="--name with one of its lists")
+    return next(_only_value(path, [line]) for line in body if list(_assigned([line])) == [name])
+
+
+def _assigned(body: list[ast.stmt]) -> Iterator[str]:
+    """The names that are assigned, in their order."""
+    for line in body:
+        match line:
+            case ast.Assign([ast.Name(name)], _) | ast.AnnAssign(ast.Name(name), _, ast.expr()):
+                yield name
 
 
 def _fault(path: Path, line: int, column: int, what: str) -> TreeoptError:
