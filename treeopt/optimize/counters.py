@@ -100,8 +100,8 @@ def estimate_chains(measured: MeasuredAcceptance) -> CounterEstimates:
     chains = [ChainEstimate(0, 1.0, 1.0, 1.0)]
     for drafts in range(1, longest + 1):
         tokens = _tokens(counts, drafts)
-        allowed = 0.0 if drafts == longest else ALLOWANCE
-        spread = float(np.std([_tokens(draw, drafts) for draw in draws])) * _NORMAL + allowed * tokens
+        allowed = 0.0 if drafts == longest else ALLOWANCE * tokens
+        spread = float(np.hypot(np.std([_tokens(draw, drafts) for draw in draws]) * _NORMAL, allowed))
         chains.append(ChainEstimate(drafts, tokens, max(tokens - spread, 1.0), min(tokens + spread, drafts + 1.0)))
     return CounterEstimates(tuple(chains), int(steps), acceptance_rates(measured.histogram))
 
