@@ -18,6 +18,7 @@ import importlib
 import json
 import re
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,7 +83,7 @@ class Drafter:
         self.model, self.model_weights, self.max_model_len = model, "", 4096
         fields = {"model_type": self.model_type, "n_predict": self.n_predict, "architectures": ["X"]}
         self.hf_config = self.hf_text_config = types.SimpleNamespace(**fields)
-        self.architectures, self.hf_overrides, self.quantization = ["X"], {}, None
+        self.architectures, self.hf_overrides, self.quantization = ["X"], None, None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -93,8 +94,8 @@ class Drafter:
         """All of them fit."""
 
 
-def vllm(folder: Path) -> Check:
-    """SpeculativeConfig of vLLM, made from our JSON."""
+def vllm_modules(folder: Path) -> tuple[Any, Any]:
+    """SpeculativeConfig of vLLM, and the module of its table of lengths."""
     from pydantic import ConfigDict
     from pydantic.dataclasses import dataclass
 
@@ -133,6 +134,12 @@ def vllm(folder: Path) -> Check:
     cls._maybe_override_draft_max_position_embeddings = staticmethod(lambda *_given: None)
     cls.compose_draft_hf_overrides = staticmethod(lambda *_given: {})
     cls.update_arch_ = lambda self: None
+    return cls, table
+
+
+def vllm(folder: Path) -> Check:
+    """SpeculativeConfig of vLLM, made from our JSON."""
+    cls, table = vllm_modules(folder)
 
     def check(method: str, found: EngineSettings) -> None:
         settings = json.loads(found.content)
@@ -162,11 +169,11 @@ def sglang(folder: Path) -> Check:
             raise ValueError(f"unknown options {unknown}")
         for note in found.notes:
             if "--speculative-adaptive-config" in note:
-                file = Path(adaptive.__file__).parent / "treeopt.json"
                 text = note.partition("FILE: ")[2]
-                file.write_text(text)
-                steps = adaptive.resolve_candidate_steps_from_config(str(file))
-                file.unlink()
+                with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+                    file.write(text)
+                    file.flush()
+                    steps = adaptive.resolve_candidate_steps_from_config(file.name)
                 if found.settings["--speculative-num-steps"] not in steps or not read_adaptive(text):
                     raise ValueError(f"{method}: steps that are not among {steps}")
 
