@@ -184,7 +184,8 @@ def race(
         measured = rates[name][1:] if name in rest else rates[name]
         plain = rates[none][1:] if name in rest else rates[none][:1]
         _, mean, _ = interval(measured, plain)
-        print(f"{name:{width}} {taus[name]:11.3f}  {mean:19.3f}  {speedup:8.3f}{'' if name in rest else '  (one repeat)'}")
+        once = "" if name in rest else "  (one repeat)"
+        print(f"{name:{width}} {taus[name]:11.3f}  {mean:19.3f}  {speedup:8.3f}{once}")
     low, mean, high = over[none]
     judged(f"{chosen} over none", mean, PLAIN_GOAL, f"90 % interval {low:.3f} to {high:.3f}")
     low, mean, high = over[best]

@@ -7,15 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from drafters import SIZE_COST, planted, prompts_of, quick_drafter
+from drafters import SIZE_COST, answered, planted, prompts_of, quick_drafter
 from program import treeopt_json
 from refusals import refusal_of
+from tiny import tiny_base
 
+from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Sample
 from treeopt.drafter import Drafter
 from treeopt.errors import Code
+from treeopt.evaluate.runs import trace
 from treeopt.evaluate.validate import advice, validate
 from treeopt.files.schedules import save_schedule
+from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.tree_builder import rounded
+from treeopt.optimize.verdict import verdicts_of
 from treeopt.policy import TreePolicy
 from treeopt.schedule import Schedule, ScheduledPlan
 from treeopt.tree import Tree
@@ -51,6 +57,29 @@ def test_prediction_is_exact_alone(ngram: bool) -> None:
     assert "exact at batch 1 only" in note
     refused = refusal_of(validate, *given, drafter=drafter, max_new_tokens=4, acceptance=Sample())
     assert refused.code is Code.GENERATE_UNSUPPORTED
+
+
+@pytest.mark.parametrize("name", ["heads+ngram", "heads, fitted", "model"])
+def test_promised_is_decoded(name: str) -> None:
+    """Every chain, tree and per-step tree of a verdict takes on its texts the very steps that it promises."""
+    base, heads = planted(3)
+    texts = answered(base, prompts_of(2, 3), 16)
+    draft = tiny_base("llama", 2) if name == "model" else None
+    given = None if draft else heads
+    drafter = Drafter.model_only(4, 6, draft.fingerprint) if draft else quick_drafter(base, heads, ngram="+" in name)
+    traces = trace(base, given, texts, drafter, draft, steps=drafter.depth)
+    points = [LatencyPoint(nodes, 1, 64, 1.0, 1.0, 1.0) for nodes in (1, 2, 4)]
+    found = verdicts_of(traces, [LatencyProfile.from_points(points)])
+    for one in found.verdicts[0].settings:
+        plan = one.of.plan()
+        decoder = TreeDecoder(base, given, plan, drafter=drafter, draft=draft)
+        decoded = [decoder.generate(text.prompt, 16) for text in texts]
+        assert [each.tokens for each in decoded] == [text.answer for text in texts]
+        tokens, steps = sum(len(each.tokens) for each in decoded), sum(len(each.step_lengths) for each in decoded)
+        if one.kind != "static":
+            assert tokens / steps == one.budget.tokens_per_step, one.kind
+        assert plan.expected is not None
+        assert plan.expected.replay == rounded(tokens / steps)
 
 
 def test_commands_take_a_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

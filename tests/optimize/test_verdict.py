@@ -25,7 +25,7 @@ from treeopt.optimize.verdict import EQUAL, Verdicts, verdicts_of
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
 
-SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48, 64)
+SIZES = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32)
 Seconds = Callable[[int, int, int], float]  # of nodes, batch and context
 TIMES: dict[str, Seconds] = {
     "flat": lambda nodes, batch, context: 1.0,
@@ -35,8 +35,8 @@ TIMES: dict[str, Seconds] = {
     "memory-bound": lambda nodes, batch, context: max(1.0, nodes * batch / 200) + 0.001 * nodes,
     "compute-bound": lambda nodes, batch, context: max(1.0, nodes * batch / 6),
 }
-CALIBRATION = traced(1, sequences=30, heads=6, exact=True)
-PLACES = [(1, 128), (1, 2048), (4, 128), (4, 2048), (16, 128), (16, 2048)]
+CALIBRATION = traced(1, sequences=16, heads=6, exact=True)
+PLACES = [(1, 128), (4, 128), (4, 2048), (16, 2048)]
 
 
 def profile_of(seconds: Seconds, kind: str | None = None, *, sizes: tuple[int, ...] = SIZES) -> LatencyProfile:

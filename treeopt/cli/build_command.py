@@ -157,11 +157,11 @@ def _run_verdict(console: Console, options: dict[str, Any]) -> None:
     job = BuildJob(nodes=None, **_limits({**options, **places, "batch": 1, "context": None}))
     with console.progress("build") as progress:
         found = verdicts_of(calibration, profiles, **places, kinds=kinds, job=job, progress=late(progress))
-        schedule = with_configuration(found.schedule, console.configuration)
+        schedule = found.schedule
     if _several(options):
-        save_schedule(schedule, options["output"])
+        save_schedule(with_configuration(schedule, console.configuration), options["output"])
     else:
-        save_plan(with_configuration(found.best_plan, console.configuration), options["output"])
+        save_plan(with_configuration(schedule.cells[0].plan, console.configuration), options["output"])
     console.report(*verdict_report(found))
     for profile in profiles:
         console.warn(*profile_for_others(profile, calibration))

@@ -117,7 +117,7 @@ def _schedule_of(document: Document) -> Schedule:
     plans: list[Plan] = []
     for i, line in enumerate(content.plans):
         try:
-            found = _plan_faults(line)
+            found = paths_faults(line.paths) if isinstance(line, StaticLine) else []
             faults += [(("plans", i, *where), what) for where, what in found]
             plans += [] if found else [_plan_of(line, fields.get("drafter", ""))]
         except TreeoptError as error:
@@ -136,10 +136,6 @@ def _schedule_of(document: Document) -> Schedule:
         except TreeoptError as error:
             faults = [(("cells",), error.what)]
     raise faults_error(document, SCHEMA, faults)
-
-
-def _plan_faults(line: NoneLine | StaticLine | DynamicLine) -> Faults:
-    return paths_faults(line.paths) if isinstance(line, StaticLine) else []
 
 
 def _plan_of(line: NoneLine | StaticLine | DynamicLine, drafter: str) -> Plan:

@@ -4,7 +4,9 @@ Every candidate has its tokens per step from the traces of one calibration: chai
 trees cross-validated, all sizes by one growth. Profiles give the seconds of its steps. `fastest` chooses among them.
 
 The interval of a speedup is that by the sampling of texts, with the seconds taken as exact. Candidates are not chosen
-by it: texts that do not tell two of them apart still say which is more likely the faster.
+by it: texts that do not tell two of them apart still say which is more likely the faster. On other simulated texts the
+simplest within the paired interval lost 7.0 % (8 texts), 2.0 % (20) and 0.1 % (60) to the best, the simplest within
+0.5 % lost 0.7 %, 0.6 % and 0.1 %.
 """
 
 from __future__ import annotations
@@ -119,20 +121,13 @@ class Verdicts:
     @functools.cached_property
     def schedule(self) -> Schedule:
         """The best plan of each batch and context."""
-        made: dict[int, Plan] = {}
-        cells = []
+        made, cells = functools.cache(lambda one: one.plan()), []
         for one in self.verdicts:
             best, interval = one.best, one.best.interval
-            plan = made[id(best.of)] if id(best.of) in made else made.setdefault(id(best.of), best.of.plan())
-            ends = () if interval is None else (rounded(max(0.0, interval.low)), rounded(interval.high))
-            figures = rounded(best.budget.tokens_per_step), rounded(best.budget.speedup), *ends
-            cells.append(ScheduledPlan(one.batch, one.context, plan, *figures))
+            ends = () if interval is None else (max(0.0, interval.low), interval.high)
+            figures = map(rounded, (best.budget.tokens_per_step, best.budget.speedup, *ends))
+            cells.append(ScheduledPlan(one.batch, one.context, made(best.of), *figures))
         return Schedule.from_cells(cells, source_of(self.calibration))
-
-    @property
-    def best_plan(self) -> Plan:
-        """The best plan of the first batch and context."""
-        return self.verdicts[0].best.of.plan()
 
     def gap(self, first: Setting, second: Setting) -> Interval | None:
         """The interval of the speedup of one setting - that of another, on the same texts."""
@@ -241,7 +236,7 @@ class Considering:
         progress: Progress,
     ) -> None:
         self.calibration, self.job = calibration, job
-        self._intervals: dict[int, tuple[Considered, Interval | None]] = {}
+        self.sampling = functools.cache(self._sampling)
         self._sizes = {
             kind: {int(size) for place in places for size in profile.curve(*place)[0]}
             for kind, profile in priced.items()
@@ -249,12 +244,9 @@ class Considering:
         largest = min(max(map(max, self._sizes.values())), MAX_NODES)
         self.fitter = Fitter(calibration, tree_limits(calibration, largest, **job.cuts), progress=progress)
 
-    def sampling(self, one: Considered) -> Interval | None:
+    def _sampling(self, one: Considered) -> Interval | None:
         """The interval of a plan's tokens per step."""
-        if id(one) not in self._intervals:
-            texts = by_text(self.calibration.token_hashes, *one.sums.columns)
-            self._intervals[id(one)] = one, sampling_interval(*texts[:2])
-        return self._intervals[id(one)][1]
+        return sampling_interval(*by_text(self.calibration.token_hashes, *one.sums.columns)[:2])
 
     @functools.cached_property
     def none(self) -> Considered:
@@ -271,22 +263,15 @@ class Considering:
     @functools.cached_property
     def dynamic(self) -> list[Considered]:
         """Per-step trees of one size at every step."""
-        measured = self._sizes.get(KINDS[1], set())
-        most = STEP_SIZES[-1]
-        return [
-            Considered(
-                KINDS[1],
-                size,
-                sums_by_size(self.calibration, size),
-                size < most,
-                functools.partial(build_policy, self.calibration, size),
-            )
-            for size in _sizes(measured, most)
-        ]
+        found, most = [], STEP_SIZES[-1]
+        for size in _sizes(self._sizes.get(KINDS[1], set()), most):
+            plan, sums = functools.partial(build_policy, self.calibration, size), sums_by_size(self.calibration, size)
+            found.append(Considered(KINDS[1], size, sums, size < most, plan))
+        return found
 
     def _chains(self, nodes: int) -> Iterator[Considered]:
-        levels = self.calibration.num_heads if self.job.max_depth is None else self.job.max_depth
-        levels = min(levels, self.calibration.num_heads)
+        levels = self.calibration.num_heads
+        levels = levels if self.job.max_depth is None else min(levels, self.job.max_depth)
         longest = min(levels, MOST_DRAFTS, nodes - 1)
         walked = TraceRows.of(self.calibration).replays(children_of(Tree.chain(longest)), range(2, longest + 2))
         for drafts, found in enumerate(walked, start=1):
@@ -353,8 +338,7 @@ def _setting(considered: Considering, one: Considered, budget: Budget, batch: in
     if found is not None:
         ends = {"low": found.low / budget.overhead, "high": found.high / budget.overhead}
         found = dataclasses.replace(found, **ends)
-    next_size = one.nodes + 1
-    beyond = next_size > MOST_DRAFTS + 1 or next_size > largest if one.kind == CHAIN else one.nodes >= largest
+    beyond = one.nodes >= (min(largest, MOST_DRAFTS + 1) if one.kind == CHAIN else largest)
     return Setting(one, budget, batch * budget.tokens_per_second, found, one.more and beyond)
 
 

@@ -52,11 +52,7 @@ def verdict_warnings(found: Verdicts) -> Iterator[str]:
 
 def named(one: Setting) -> str:
     """`chain of 4`, `static, 12 nodes`."""
-    if one.kind == NONE:
-        return NONE
-    if one.kind == CHAIN:
-        return f"chain of {one.budget.nodes - 1}"
-    return f"{_TREES[one.kind]}, {counted(one.budget.nodes, 'node')}"
+    return _named(one.kind, one.budget.nodes)
 
 
 def schedule_parts(schedule: Schedule) -> Iterator[Part]:
@@ -83,10 +79,15 @@ def schedule_parts(schedule: Schedule) -> Iterator[Part]:
 def plan_name(plan: Plan) -> str:
     """The name of a plan in a schedule, as `named`."""
     if isinstance(plan, TreePolicy):
-        return f"{_TREES[KINDS[1]]}, {counted(plan.nodes, 'node')}"
-    if plan.nodes == ONE_NODE:
-        return NONE
-    return f"chain of {plan.depth}" if plan.nodes == plan.depth + 1 else f"static, {counted(plan.nodes, 'node')}"
+        return _named(KINDS[1], plan.nodes)
+    chain = plan.nodes == plan.depth + 1 and not plan.max_rank
+    return _named(NONE if plan.nodes == ONE_NODE else CHAIN if chain else KINDS[0], plan.nodes)
+
+
+def _named(kind: str, nodes: int) -> str:
+    if kind in (NONE, CHAIN):
+        return NONE if kind == NONE else f"chain of {nodes - 1}"
+    return f"{_TREES[kind]}, {counted(nodes, 'node')}"
 
 
 _TREES = {KINDS[0]: KINDS[0], KINDS[1]: "per step"}
