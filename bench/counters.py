@@ -79,7 +79,8 @@ def calibrations(options: argparse.Namespace, folder: Path) -> Iterator[tuple[st
         lines["tinystories, heads"] = ["--heads", str(heads), "--prompts", prompts]
     size = ["--limit", str(options.limit), "--max-new-tokens", str(options.tokens)]
     for name, line in lines.items():
-        learned = [] if name.endswith(", heads") else ["--kind", "static", "--learn-tokens", str(options.learn)]
+        learned = ["--kind", "static"]
+        learned += ["--learn-tokens", str(options.learn)] if name.endswith("ngram") else []
         file = str(folder / "c.safetensors")
         with contextlib.redirect_stdout(io.StringIO()):
             program(

@@ -403,3 +403,18 @@ def test_given_method_replaces_the_one_of_the_drafter(calibration: Calibration, 
     found = engine_settings("vllm", modelled, drafts=2, method="eagle3")
     assert (found.settings["method"], found.bound) == ("eagle3", "other drafter")
     assert "drafts with an EAGLE head" in found.warning
+
+
+def test_methods_without_trees_have_chains_of_a_calibration(stepwise: Calibration) -> None:
+    """SGLang's block drafters and n-grams take no tree's numbers, also with step times."""
+    profile = of_dynamic_trees(priced({1: 0.05}))
+    for method, option in (("DFLASH", "--speculative-num-draft-tokens"), ("DSPARK", "--speculative-dspark-block-size")):
+        found = engine_settings("sglang", stepwise, profile, method=method)
+        assert set(found.settings) == {"--speculative-algorithm", option}
+        assert found.chain
+        assert found.bound == "other drafter"
+
+
+def test_last_version_with_heads_is_named(calibration: Calibration) -> None:
+    """vLLM 0.33 refuses the method medusa."""
+    assert any("0.32 is the last" in note for note in engine_settings("vllm", calibration, drafts=2).notes)

@@ -220,7 +220,7 @@ def engine_settings(
         if not calibration.positions:
             raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text")
         chains, name = tuple(chain_tokens(calibration).tolist()), _drafter(calibration)
-        if profile is not None and (not known.trees or drafts is not None):
+        if profile is not None and (drafts is not None or no_tree(engine, method, True, False)):
             check_priced(profile, calibration, profile.kind or KINDS[0])
     elif measured is not None:
         estimates, name = estimate_chains(measured), ""
@@ -242,7 +242,10 @@ def engine_settings(
 
 
 def no_tree(engine: str, method: str | None, traced: bool, chain: bool) -> str:
-    """Why an engine takes no size of a tree; empty where it does."""
+    """Why an engine takes no size of a tree; empty where it does.
+
+    `traced` is whether there is a calibration, and `chain` whether the length of a chain was given.
+    """
     known = SETTINGS[engine]
     if not known.trees or (method and known.methods[method].drafts not in (*known.trees, MTP_DRAFT)):
         return f"{f'{engine} {method}' if method and known.trees else engine} takes no nodes"
@@ -338,6 +341,8 @@ def _vllm(given: _EngineInput) -> EngineSettings:
         return made | ({_TABLE: _ranges(lengths)} if with_table else {})
 
     notes = ["beyond the largest measured batch vLLM keeps the last length of the table"] if with_table else []
+    if given.method == "medusa":
+        notes.append("vLLM 0.33 has no Medusa heads: 0.32 is the last version with them")
     if given.method == "mtp":
         notes.append("above n_predict of the checkpoint, num_speculative_tokens must be a multiple of it")
     if given.method == "suffix":
@@ -365,7 +370,7 @@ def _sglang(given: _EngineInput) -> EngineSettings:
     key = "--speculative-num-draft-tokens"
     names = ("--speculative-num-steps", "--speculative-eagle-topk", key)
     algorithm = {"--speculative-algorithm": given.method} if given.method else {}
-    if given.calibration is None or given.drafts is not None:
+    if given.calibration is None or given.drafts is not None or no_tree("sglang", given.method, True, False):
         return _sglang_chain(given, algorithm, names)
     if given.nodes is None and given.profile is None:
         return EngineSettings({}, underived={key: _NO_SIZE}, chain=False)
@@ -408,6 +413,8 @@ def _sglang_chain(given: _EngineInput, algorithm: dict[str, str], names: tuple[s
         shape = DynamicTree(drafts, 1, drafts + 1)
         return {**algorithm, **dict(zip(names, dataclasses.astuple(shape), strict=True))}
 
+    if given.calibration is None:
+        adaptive.append("the counts must be of chains, with a top-k of 1")
     found = _chain(given, names[2], make, by_batch=by_batch)
     return dataclasses.replace(found, lines=True, notes=(*found.notes, *adaptive))
 
