@@ -28,11 +28,11 @@ from treeopt.tree import Tree
 
 
 def schedule_of(drafter: Drafter) -> Schedule:
-    """Alone: none, a chain, a tree and a policy, one after the other as the text grows; a chain in larger batches."""
+    """Alone, as the text grows: none, a chain, none again, a tree and a policy; a chain in larger batches."""
     chain, tree = Tree.chain(3), Tree.from_paths([(0,), (1,), (0, 0), (1, 0), (0, 0, 0)])
     chain, tree = (dataclasses.replace(one, drafter=drafter.id) for one in (chain, tree))
     policy = TreePolicy(8, drafter.depth, drafter.id, SIZE_COST[:4])
-    alone = zip((8, 14, 20, 99), (Tree(()), chain, tree, policy), strict=True)
+    alone = zip((6, 12, 15, 24, 99), (Tree(()), chain, Tree(()), tree, policy), strict=True)
     cells = [ScheduledPlan(1, context, plan) for context, plan in alone]
     return Schedule((*cells, ScheduledPlan(8, 99, chain)))
 

@@ -169,6 +169,9 @@ class ProposerSession(ABC):
     def look(self, observed: Observed) -> None:  # noqa: B027 - not all drafters read states on the host
         """Take the host's copy of `observe`; otherwise `begin` transfers it."""
 
+    def skip(self) -> None:  # noqa: B027
+        """Draft nothing in this step: what `look` took is not of the states of the next one."""
+
     def keep(self, kept: AcceptedPart) -> None:  # noqa: B027 - not all drafters read the text
         """Continue after the accepted tokens of a step."""
 

@@ -108,7 +108,7 @@ class ScheduledTrees:
         assert isinstance(session, LateSession)
         source = self.sources[self.schedule.index(len(roots), context)]
         if source.nodes == ONE_NODE:
-            session.idle = True
+            session.skip()
             return Drafts(roots[:, None], self._none)
         return source.draft(session.begun(), roots, states, context)
 
@@ -116,17 +116,17 @@ class ScheduledTrees:
 class LateSession(ProposerSession):
     """A session that begins with the first step that drafts; before, it only stores the texts.
 
-    While it is `idle` nothing of the next states is read ahead: the next step probably does not draft either.
+    While it is idle nothing of the next states is read ahead: the next step probably does not draft either.
     """
 
     def __init__(self, start: Callable[[Sequence[Sequence[int]]], ProposerSession], texts: Sequence[Sequence[int]]):
         self._start, self._texts = start, [list(text) for text in texts]
         self._inner: ProposerSession | None = None
-        self.idle = True
+        self._idle = True
 
     def begun(self) -> ProposerSession:
         """The session, which drafts this step."""
-        self.idle = False
+        self._idle = False
         if self._inner is None:
             self._inner = self._start(self._texts)
         return self._inner
@@ -140,8 +140,13 @@ class LateSession(ProposerSession):
     def grow(self, roots: Tensor, states: Tensor, limits: SizeLimits) -> Drafts:
         return self.begun().grow(roots, states, limits)
 
+    def skip(self) -> None:
+        self._idle = True
+        if self._inner is not None:
+            self._inner.skip()
+
     def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor | None:
-        return None if self.idle or self._inner is None else self._inner.observe(states, logits)
+        return None if self._idle or self._inner is None else self._inner.observe(states, logits)
 
     def look(self, observed: Observed) -> None:
         self.begun().look(observed)
@@ -161,10 +166,10 @@ class LateSession(ProposerSession):
 
     def mark(self) -> Any:
         lengths = [len(text) for text in self._texts]
-        return lengths, self.idle, None if self._inner is None else (self._inner, self._inner.mark())
+        return lengths, self._idle, None if self._inner is None else (self._inner, self._inner.mark())
 
     def rewind(self, mark: Any) -> None:
-        lengths, self.idle, begun = mark
+        lengths, self._idle, begun = mark
         self._texts = [text[:length] for text, length in zip(self._texts, lengths, strict=True)]
         self._inner = None
         if begun is not None:

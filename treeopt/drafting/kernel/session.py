@@ -168,6 +168,9 @@ class KernelRows(ProposerSession):
         trees.terms_of_rows(kernel, np.ascontiguousarray(true), found)
         return found
 
+    def skip(self) -> None:
+        self.looked = None
+
     def keep(self, kept: AcceptedPart) -> None:
         longest = int(self._end.max()) + max(map(len, kept.tokens))
         if longest > self._texts.tokens.shape[1]:
