@@ -145,9 +145,11 @@ def advice(found: Measured, plan: Planned | None = None) -> tuple[str, ...]:
 
 def _not_predicted(found: Measured, plan: Planned | None) -> str:
     if isinstance(plan, Schedule) and found.batch_size > 1:
+        if all(one.steps == one.predicted_steps for one in found.metrics.trials):
+            return ""
         return (
-            "the schedule follows the texts in progress and the longest of them; the prediction takes every batch as "
-            "full and each text alone, so it is exact at batch 1 only"
+            "not as predicted: a schedule follows the texts in progress and the longest of them, the prediction takes "
+            "every batch as full and each text alone; it is exact at batch 1 only"
         )
     shared = isinstance(plan, TreePolicy) and len(plan.sizes) > 1 and found.batch_size > 1
     if shared and found.tokens_per_step != found.predicted.tokens_per_step:
