@@ -38,7 +38,7 @@ POCKET_PROMPTS = 40  # of the built-in prompts, in PROMPTS.jsonl and OTHERS.json
 # Command and a pattern of its options -> options that limit the work. All that match are added.
 SMALL = (
     ("calibrate", "", "--limit 14 --max-new-tokens 24"),
-    ("calibrate", r"--drafter (?!\S+\.safetensors)|--draft |^(?!.*--(heads|drafter) ).*--model ", "--learn-tokens 300"),
+    ("calibrate", r"--drafter (?!\S+\.safetensors)|^(?!.*--(heads|drafter|draft) ).*--model ", "--learn-tokens 300"),
     ("calibrate", r"--drafter \S+\.safetensors", "--skip 0"),  # the texts of the other calibrations
     ("learn", "", "--limit 10 --max-new-tokens 24 --nodes 8"),
     ("learn", r"^(?!.*--draft )", "--learn-tokens 300"),
