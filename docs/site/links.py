@@ -33,7 +33,7 @@ FILES = (  # what pages link to and is no page
     "examples/build_and_replay.py",
     "examples/generate.py",
     "examples/no_heads_chat.py",
-    "examples/tour.py",
+    "examples/treeopt.ipynb",
 )
 
 
