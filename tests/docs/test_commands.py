@@ -41,7 +41,7 @@ SMALL = (
     ("calibrate", r"--drafter (?!\S+\.safetensors)|^(?!.*--(heads|drafter|draft) ).*--model ", "--learn-tokens 300"),
     ("calibrate", r"--drafter \S+\.safetensors", "--skip 0"),  # the texts of the other calibrations
     ("learn", "", "--limit 10 --max-new-tokens 24 --nodes 8"),
-    ("learn", r"^(?!.*--draft )", "--learn-tokens 300"),
+    ("learn", r"^(?!.*--draft )|--learn-tokens", "--learn-tokens 300"),
     ("validate", "", "--limit 2 --max-new-tokens 16 --repeats 1"),
     ("validate", "--acceptance sample", "--limit 4 --max-new-tokens 12 --draws 60 --repeats 2"),
     ("generate", "", "--max-new-tokens 16"),

@@ -294,7 +294,7 @@ def compare(
     progress: Progress = silent,
     **options: Any,
 ) -> Comparison:
-    """Decode prompts by every method of speculative decoding in turn, and compare tokens per step and speed.
+    """Compare methods of speculative decoding by tokens per step and speed.
 
     The methods are autoregressive decoding by our loop, stock `generate`, its prompt lookup and assisted generation,
     Token Recycling, the published tree mc_sim_7b_63 and the Medusa tree, and trees of each drafter, static and per

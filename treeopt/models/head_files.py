@@ -64,7 +64,7 @@ class LoadedHeads:
 
 
 def load_heads(path: str | os.PathLike[str]) -> LoadedHeads:
-    """Heads from a folder, a weights file, or a hub repository, in any layout of `head_layouts.py`.
+    """Heads from a folder, a weights file or the hub; in any layout of `head_layouts.py`.
 
     Raises:
         TreeoptError: E201 where nothing is found, E203 where a file is damaged or names files outside its folder, E210
