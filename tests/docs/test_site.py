@@ -134,6 +134,13 @@ def test_links_in_code_are_kept() -> None:
     assert LINKS["on_page_markdown"](text, Page) == expected
 
 
+def test_files_that_pages_link_to_are_part_of_the_site() -> None:
+    """Scripts and recipes are; pages are so anyway."""
+    files = LINKS["linked_files"]()
+    assert "calibration/recipes/pocket.yaml" in files
+    assert [path for path in files if path.endswith(".md") or path.startswith("docs/")] == []
+
+
 # The built site
 
 
