@@ -48,7 +48,8 @@ SMALL = (
     ("profile", "", "--sizes 1,2,4,8,16,32 --context 32,64 --repeats 1"),
     ("compare", "", "--test-limit 2 --max-new-tokens 12 --repeats 1 --learn-limit 4 --learn-tokens 200"),
     ("compare", "--prompts|--json", "--methods lookup,recycling,medusa,ngram"),  # README.md runs all methods
-    ("distill", "", "--self-talk 12 --max-new-tokens 24"),
+    ("distill", "", "--max-new-tokens 24"),
+    ("distill", "^(?!.*--prompts )", "--self-talk 12"),
     ("train", "", "--epochs 1 --batch-size 2 --holdout 2 --log-every 1"),
 )
 SMALL_DEMO = {"_PROMPTS": 12, "_TOKENS": 16, "_EVALUATED": 2, "_SAMPLED": 200}  # `treeopt demo` has no such options
