@@ -317,11 +317,12 @@ def test_heat_is_the_root_of_the_share() -> None:
 def test_panels_by_hand() -> None:
     """Each panel adds its height, and long headings are cut."""
     for count in (1, 3):
-        figure = chart_figure([Panel("x", "y", [Series("one", [1], [1.0])])] * count, "a" * 70)
-        assert figure.get_suptitle() == "a" * 70
+        figure = chart_figure([Panel("x", "y", [Series("one", [1], [1.0])])] * count, "a" * 64)
+        assert figure.get_suptitle() == "a" * 64
         assert len(figure.axes) == count
-        assert figure.get_size_inches().tolist() == [8.0, 3.5 * count]
-    assert titled_figure(3.5, "a" * 71).get_suptitle() == "a" * 69 + "…"
+        assert figure.get_size_inches().tolist() == pytest.approx([6.6, (2.5 + 0.2) * count + 0.16])
+    assert titled_figure(3.5, "a" * 129).get_suptitle() == "a" * 64 + "\n" + "a" * 63 + "…"
+    assert titled_figure(3.5, "a", "b\n" + "c " * 60).get_supxlabel().count("\n") == 2, "the note is wrapped"
 
 
 def test_sources_of_tokens() -> None:

@@ -25,6 +25,8 @@ from treeopt.cli.options import (
 )
 from treeopt.cli.processes import division_of, is_one_of_several, nproc_option
 from treeopt.defaults import STEP_SIZES
+from treeopt.errors import counted
+from treeopt.facts import machine
 from treeopt.files.bundled import POCKET_DRAFT
 from treeopt.files.outputs import PICTURE, write_marked
 
@@ -114,9 +116,13 @@ def run(console: Console, **options: Any) -> None:
         console.report(*comparison_report.fastest_settings(found))
     if options["svg"] is not None:
         from treeopt.view.charts import bar_of, render_bars
+        from treeopt.view.report_data import last_name
 
         bars = [bar_of(*row) for row in comparison_report.picture_rows(found)]
-        picture = render_bars(bars, f"{base.name}, {options['nodes']} nodes")
+        first, repeats = found[0], found[0].repeats
+        title = f"{last_name(base.name)}: methods compared, {options['nodes']} nodes"
+        note = f"{machine(first.made_by)}; {len(first.texts)} texts, {counted(repeats, 'repeat')}, batch 1."
+        picture = render_bars(bars, title, note)
         write_marked(options["svg"], picture, PICTURE, console.configuration)
         console.note(f"wrote {options['svg']}")
     parts = {one.setting: comparison_report.data_of(one) for one in found}

@@ -19,6 +19,7 @@ from treeopt.cli.options import (
     temperature_option,
 )
 from treeopt.defaults import CURVE_LARGEST, KINDS, MAX_NODES, ONE_NODE
+from treeopt.facts import machine
 from treeopt.files.outputs import PICTURE, write_marked
 from treeopt.progress import late
 
@@ -46,7 +47,7 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.files.profiles import load_profile
     from treeopt.models.origins import profile_for_others
     from treeopt.optimize.budget import check_priced
-    from treeopt.optimize.build_report import curve_report, few_texts, fitted_texts
+    from treeopt.optimize.build_report import curve_report, few_texts, fitted_texts, texts_of
     from treeopt.optimize.curve import Timing, calibration_curve
 
     if not options["profile"] and (options["batch"] != 1 or options["context"]):
@@ -66,8 +67,16 @@ def run(console: Console, **options: Any) -> None:
     with console.progress("curve") as progress:
         curve = calibration_curve(calibration, timing, **more, progress=late(progress))
     from treeopt.view.charts import render_curve
+    from treeopt.view.report_data import last_name
 
-    write_marked(options["output"], render_curve(curve), PICTURE, console.configuration)
+    title = f"{last_name(calibration.provenance.model) or 'a model'}: {options['kind']} trees by size"
+    note = f"Tokens per step (1 + accepted drafts): {texts_of(calibration)}."
+    if timing is not None:
+        of = timing.profile
+        context = options["context"] or max(of.contexts)
+        how = "Modelled seconds of a step, not measured" if of.provenance.get("modelled") else "Seconds of a step"
+        note += f"\n{how}: {machine(of.provenance)}; batch {options['batch']}, {context} tokens in the cache."
+    write_marked(options["output"], render_curve(curve, title, note), PICTURE, console.configuration)
     console.report(*curve_report(curve, calibration, options["kind"]))
     if options["kind"] == KINDS[0]:
         console.warn(*fitted_texts(calibration))

@@ -74,6 +74,7 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.plan.planner import plan_speedup
     from treeopt.plan.step_model import Efficiency, StepModel
     from treeopt.view.charts import render_plan
+    from treeopt.view.report_data import last_name
 
     if options["presets"]:
         check_apart(*options)
@@ -102,7 +103,10 @@ def run(console: Console, **options: Any) -> None:
     if options["output"] is not None:
         save_profile(with_configuration(plan.profile(), console.configuration), options["output"])
     if options["chart"] is not None:
-        picture = render_plan(plan, f"{shape.name} on {device.name}, {setting.dtype}")
+        title = f"{last_name(shape.name)} on {device.name}, {setting.dtype}: modelled, not measured"
+        batches, contexts = (", ".join(map(str, sorted(set(options[name])))) for name in ("batch", "context"))
+        of = f"batch {batches}; {contexts} tokens in the cache; {setting.attention} attention"
+        picture = render_plan(plan, title, "\n".join([f"Modelled by treeopt plan: {of}.", *plan.assumptions()]))
         write_marked(options["chart"], picture, PICTURE, console.configuration)
     written = {name: options[name] for name in ("output", "chart") if options[name] is not None}
     for file in written.values():

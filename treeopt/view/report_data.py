@@ -113,11 +113,11 @@ def _calibration(one: Traced) -> dict[str, Any]:
     }
 
 
+_INTERVALS = ("sampling", "prediction", "overhead_quartiles")  # of the points of a curve
+
+
 def _curve(curve: Curve) -> dict[str, Any]:
-    points = [
-        {**vars(point), "sampling": _ends(point.sampling), "prediction": _ends(point.prediction)}
-        for point in curve.points
-    ]
+    points = [{**vars(point), **{name: _ends(getattr(point, name)) for name in _INTERVALS}} for point in curve.points]
     return {"method": curve.method, "best": curve.best, "points": points}
 
 
