@@ -121,7 +121,8 @@ def names_in(page: str) -> set[str]:
 @pytest.mark.parametrize("page", CHECKED)
 def test_figures_are_those_of_the_stored_outputs(page: str) -> None:
     """Each figure of a page has its source, and the source has the figure."""
-    assert faults((ROOT_FOLDER / page).read_text(), stored_outputs(), published_in(page)) == []
+    found = faults((ROOT_FOLDER / page).read_text(), stored_outputs(), published_in(page))
+    assert not found, "\n".join(found)
 
 
 @looped("page", CHECKED)
@@ -151,6 +152,12 @@ def test_stored_outputs_are_of_one_machine_and_date(monkeypatch: pytest.MonkeyPa
     for name, output in outputs.items():
         lines = output.splitlines()
         assert [command for command in script.FIGURES[name] if f"$ {command}" not in lines] == [], name
+
+
+def test_pages_are_listed_once() -> None:
+    """A second list of a page would replace the first."""
+    lines = Path(__file__).with_name("published.yaml").read_text().splitlines()
+    assert len([line for line in lines if not line.startswith(("#", " "))]) == len(PUBLISHED)
 
 
 @looped("page", PUBLISHED)
