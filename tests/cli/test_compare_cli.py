@@ -109,7 +109,7 @@ def test_table_and_files() -> None:
     text = treeopt(*given).stdout
     assert re.search(r"^autoregressive\t1\t1\.000\t\d+ .*\tyes$", text, flags=re.MULTILINE)
     assert re.search(r"^token recycling, published tree\t81\t\d\.\d{3}\t", text, flags=re.MULTILINE)
-    assert "learned from 2 prompts, judged on 2 other texts" in text
+    assert "learned from 2 prompts, compared on 2 other texts" in text
     assert "token recycling" in Path("c.svg").read_text()
     treeopt("compare", *QUICK, "--methods", "generate", "--svg", "c.svg")
     assert "token recycling" not in Path("c.svg").read_text()

@@ -37,10 +37,10 @@ _LARGEST_HELP = f"Largest tree, at most {MAX_NODES:,} nodes [default: the profil
 @force_option
 @click.option("-o", "--output", default="curve.svg", help="File to write.")
 def run(console: Console, **options: Any) -> None:
-    """Show tokens per step, and with a profile overhead and speedup, for trees of each size.
+    """Print tokens per step, and with --profile overhead and speedup, for trees of each size.
 
-    Static trees are cross-validated: each text is replayed by trees that were fitted without it. The sampling interval
-    is that of the expected figure, the prediction interval that of the figure on as many new prompts, both 90 %.
+    Static trees are cross-validated: each text is replayed with trees that were built without it. The sampling interval
+    is that of the expected value, the prediction interval that of the value on as many new prompts; both are 90 %.
     Per-step trees (--kind dynamic) are not fitted to the traces.
     """
     from treeopt.files.calibrations import load_calibration

@@ -37,10 +37,10 @@ _SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
 @click.option("-o", "--output", help="A file [default: standard output]; sequoia: .pt or .json.")
 @force_option
 def run(console: Console, tree: str | None, engine: str, output: str | None, force: bool, **options: Any) -> None:
-    """Write TREE (a file, or a name from `treeopt list`) as an engine reads it, or settings for an engine.
+    """Write TREE (a file, or a name from `treeopt list`) in the format of an engine, or settings for an engine.
 
     A tree that the engine would refuse or misread is refused, with the rule and a remedy (`treeopt show --for`).
-    Values, expected tokens per step and sources stay behind: no engine reads them.
+    Values, expected tokens per step and sources are left out: no engine reads them.
 
     \b
     medusa      Medusa, Spec-Bench: paths as a Python list
@@ -53,7 +53,7 @@ def run(console: Console, tree: str | None, engine: str, output: str | None, for
     json        paths as JSON, for programs of your own
 
     With --calibration in place of TREE: settings of engines that take no fixed tree, with the tokens per step that
-    replay promises (vllm, sglang, trtllm, llamacpp, transformers, or chain for its length alone).
+    replay predicts (vllm, sglang, trtllm, llamacpp, transformers, or chain for its length alone).
     """
     given = [option_of(name) for name, value in options.items() if value is not None]
     if tree is None and options["calibration"] is None:
@@ -137,7 +137,7 @@ def _compared(
     measured = read_acceptance(measured_file)
     if len(measured.draft_lengths) > 1:
         lengths = ", ".join(map(str, measured.draft_lengths))
-        console.warn(f"warning: the engine's steps had {lengths} drafts; the promise is of the longest chain")
+        console.warn(f"warning: the engine's steps had {lengths} drafts; the prediction is for the longest chain")
     drafts = None if measured.histogram is None else len(measured.histogram) - 1
     return compare_acceptance(promised(found, calibration, drafts), calibration, measured)
 

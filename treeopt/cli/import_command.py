@@ -20,11 +20,11 @@ from treeopt.files.outputs import TREE
 def run(console: Console, file: str, output: str, force: bool) -> None:
     """Read the tree in FILE, which an engine wrote or reads, and write it as a tree of treeopt.
 
-    The format is recognised by the content: a list of paths in JSON or Python (Medusa, Spec-Bench, EAGLE-1,
-    NxD Inference, TensorRT-LLM), a token tree of NxD Inference, a growmap of Sequoia (.pt or .json). Nothing in the
-    file is executed.
+    The format is recognised by the content: a list of paths in JSON or Python (Medusa, Spec-Bench, EAGLE-1, NxD
+    Inference, TensorRT-LLM), a token tree of NxD Inference, a growmap of Sequoia (.pt or .json). Nothing in the file is
+    executed.
 
-    The paths above each path must be listed.
+    Every prefix of a path must be listed too.
     """
     found = treeopt.import_tree(file)
     check_outputs({"tree": file, "force": force}, output, kind=TREE, suffixes=(".yaml", ".yml"))

@@ -391,7 +391,7 @@ def _others(texts: Sequence[Text], asked: Sequence[Text]) -> list[Text]:
     known = {tuple(text.prompt) for text in asked}
     others = [text for text in texts if tuple(text.prompt) not in known]
     if not others:
-        what = f"all {len(texts)} prompts equal prompts that are learned, so none is judged"
+        what = f"all {len(texts)} prompts equal prompts to learn from, so none is left to compare on"
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="--prompts-learn with other prompts")
     return others
 

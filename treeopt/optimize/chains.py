@@ -148,7 +148,9 @@ class AcceptanceComparison:
     def report(self) -> Iterator[Part]:
         """Both figures and the verdict, and the shares of steps."""
         spread = "" if self.interval is None else f" ({self.interval:.3f} on as many new texts)"
-        verdict = {True: "as promised", False: "not as promised", None: "no interval of the promise"}[self.as_promised]
+        verdict = {True: "as promised", False: "not as predicted", None: "no interval of the prediction"}[
+            self.as_promised
+        ]
         difference = self.measured / self.promised - 1
         yield Fact("promised", self.promised, ".4f", f"tokens per step{spread}")
         yield Fact("measured", self.measured, ".4f", f"({difference:+.1%}): {verdict}")
