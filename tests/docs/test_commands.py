@@ -6,19 +6,22 @@ small local models (STAND_INS, MADE). Options that limit the work are added at t
 of an option counts, so names of files and all other options are those of the page, and the figures are not. This takes
 minutes: `make docs-commands` runs it.
 
-Not run here: `make demo` (tests/cli/test_demo.py), `python bench/...` (tests/test_bench.py runs each script with
---tiny), blocks in `sh`, of which parts are missing or which take hours (tests/test_readme.py parses them), and commands
-in tables and sentences.
+Not run here: `make demo` (tests/cli/test_demo.py), `python bench/...` (parsed here; tests/test_bench.py runs each
+script with --tiny), blocks in `sh`, of which parts are missing or which take hours (tests/test_readme.py parses them),
+and commands in tables and sentences.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import itertools
 import json
 import re
+import runpy
 import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -189,3 +192,33 @@ def test_commands_run_in_the_order_of_the_page(page: str, run_page: Run) -> None
         for option in ("-o", "--chart", "--csv", "--svg"):
             if option in words:
                 assert (folder / words[words.index(option) + 1]).exists(), line
+
+
+def script_calls() -> list[str]:
+    """The calls of scripts of bench/ on pages, in blocks and sentences, that have arguments; NAME stands for any."""
+    texts = [(ROOT_FOLDER / page).read_text() for page in PAGES]
+    lines = [line for text in texts for line in re.findall(r"^(?:.*/)?python (bench/.*)$", text, flags=re.MULTILINE)]
+    codes = [" ".join(code.split()) for text in texts for code in re.findall(r"`python\s(bench/[^`]+)`", text)]
+    return sorted({call for call in (*lines, *codes) if " " in call and not re.search(r"\b[A-Z]{3,}\b", call)})
+
+
+class _ParsedError(Exception):
+    """The arguments of a script are parsed; nothing more is run."""
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("call", script_calls())
+def test_calls_of_scripts_parse(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script has the options of the page. tests/test_bench.py runs each script."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parsed(self: argparse.ArgumentParser) -> None:
+        parse(self)
+        raise _ParsedError
+
+    script, *arguments = shlex.split(call.partition(" > ")[0], comments=True)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    monkeypatch.syspath_prepend(str(ROOT_FOLDER / "bench"))
+    with pytest.raises(_ParsedError):
+        runpy.run_path(str(ROOT_FOLDER / script), run_name="__main__")
