@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SITE = Path(__file__).resolve().parent
 API = SITE.parent / "api.md"
-API_NAME = re.compile(r"^- `(treeopt\.[\w.]+)`: (.*)$", flags=re.MULTILINE)
+API_NAME = re.compile(r"^`(treeopt\.[\w.]+)`: (.*?)(\\?)$", flags=re.MULTILINE)  # a backslash breaks the line
 ASSETS = ("search-from-file.iframe-worker.js", "site.css")  # files of docs/site that the pages load
 _CODE = re.compile(rf"(?<![\w-])(--?[a-z][\w-]*|treeopt (?:{'|'.join(COMMANDS)})\b)")
 EXIT_STATUSES = {
@@ -185,7 +185,7 @@ def summary(name: str) -> str:
 
 def with_summaries(page: str) -> str:
     """docs/api.md with the descriptions of today."""
-    return API_NAME.sub(lambda match: f"- `{match[1]}`: {summary(match[1])}", page)
+    return API_NAME.sub(lambda match: f"`{match[1]}`: {summary(match[1])}{match[3]}", page)
 
 
 # Hooks

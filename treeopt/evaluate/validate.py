@@ -214,7 +214,7 @@ def validate(
     progress: Progress = silent,
     **options: Any,
 ) -> Measured:
-    """Decode every prompt with the tree and by every baseline, and compare with the prediction.
+    """Decode every prompt with the tree and by every baseline; compare with the prediction.
 
     Args:
         model: a causal language model of transformers, a `Base`, or a folder or hub name, then loaded in float32.

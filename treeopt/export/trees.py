@@ -124,7 +124,7 @@ class Imported:
 
 
 def import_tree(path: str | os.PathLike[str]) -> Imported:
-    """Read a tree from the file of an engine, or from a pasted list of paths.
+    """Read a tree from the file of an engine; or from a pasted list of paths.
 
     No code of the file is executed, and pickles are read with `weights_only=True`.
 

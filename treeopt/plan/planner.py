@@ -239,7 +239,7 @@ def plan_speedup(
     *,
     acceptance: Acceptance = LOGARITHM,
 ) -> SpeedPlan:
-    """Overhead and speedup of each size, batch and context, by the hardware model.
+    """Overhead and speedup by the hardware model; of each size, batch and context.
 
     Args:
         model: a model on a device, with its drafting.
