@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treeopt.defaults import HEADS
+from treeopt.defaults import HEADS, KINDS
 from treeopt.errors import counted
 from treeopt.optimize.intervals import Interval
 from treeopt.tree import Tree
@@ -55,8 +55,8 @@ def curve_svg(calibrations: Sequence[Mapping[str, Any]]) -> Markup | None:
 
 
 def curve_name(calibration: Mapping[str, Any], curve: Mapping[str, Any]) -> str:
-    """`heads-ngram, static`: the file without its suffix, and the kind of the trees."""
-    return f"{calibration['file'].removesuffix('.safetensors')}, {curve['kind']}"
+    """`Medusa heads, static trees`."""
+    return f"{calibration['label']}, {curve['kind'].replace(KINDS[1], 'per-step')} trees"
 
 
 def _lines(curves: Sequence[tuple[str, Mapping[str, Any]]], figure: str) -> Iterator[Series]:
@@ -69,6 +69,32 @@ def _lines(curves: Sequence[tuple[str, Mapping[str, Any]]], figure: str) -> Iter
             ends = [point["prediction"] for point in points]
             bands["_interval"] = [None if one is None else Interval(*one) for one in ends]
         yield Series(name, sizes, values, bands)
+
+
+def headline(data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fastest plan of the inputs: what it is, its figures, its verdict, and how they were found.
+
+    Measured plans come before those by replay and timed steps; lossy ones of a comparison are left out.
+    """
+    found = [
+        {**one, "plan": one["label"], "tokens": one["tokens_per_step"], "how": f"measured on {one['texts']} texts"}
+        for one in data.get("validations", [])
+    ]
+    for row in data.get("comparison", {}).get("rows", []):
+        if row["speedup"] is not None and row["lossless"] and row["nodes"] != 1:
+            plan = row["method"] + ("" if row["nodes"] is None else f", {row['nodes']} nodes")
+            verdict = {"lossless": True, "lossy": False, "acceptance": "greedy"}
+            how = f"measured on {data['comparison']['texts']} texts"
+            found.append({**row, **verdict, "plan": plan, "tokens": row["mean_acceptance_length"], "how": how})
+    if all(one["speedup"] is None for one in found):
+        how = "by replay of the texts and the profile's seconds, not decoded"
+        for one in data.get("calibrations", []):
+            for curve in one["curves"]:
+                for point in (point for point in curve["points"] if point["nodes"] == curve["best"]):
+                    plan = f"{curve_name(one, curve).removesuffix('s')} of {counted(point['nodes'], 'node')}"
+                    verdict = {"lossless": None, "lossy": False, "acceptance": "greedy"}
+                    found.append({**point, **verdict, "plan": plan, "tokens": point["tokens_per_step"], "how": how})
+    return max(found, key=lambda one: (one["speedup"] or 0.0, one["tokens"]), default=None)
 
 
 def interval_rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:
