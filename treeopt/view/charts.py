@@ -67,14 +67,14 @@ def render_figure(
     return finish(stream.getvalue())
 
 
-def titled_figure(height: float, heading: str, note: str = "") -> Figure:
+def titled_figure(height: float, heading: str, note: str = "", width: float = WIDTH) -> Figure:
     """An empty figure with a heading, and a note below its panels, for which it is higher than `height`."""
     from matplotlib.figure import Figure
 
     words = textwrap.wrap(shortened(heading, _TITLE_LINES * TITLE_LENGTH), TITLE_LENGTH)
     notes = [line for part in note.splitlines() for line in textwrap.wrap(part, NOTE_LENGTH)]
     height += _LINE_HEIGHT * (len(words) + len(notes))
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     figure.suptitle("\n".join(words), x=0.01, ha="left", weight="bold", size=10.0).set_parse_math(False)
     if notes:
         below = figure.supxlabel("\n".join(notes), x=0.01, ha="left", color=_NOTE, size=7.5)
@@ -280,7 +280,8 @@ def _costs(
 
 
 _SETTINGS = {"axes.spines.top": False, "axes.spines.right": False}
-_BAR_HEIGHT, _MARGIN = 0.3, 0.7  # inches
+_BAR_HEIGHT, _MARGIN, _BARS_WIDTH = 0.3, 0.7, 8.0  # inches
+_CHARACTER, _BESIDE = 0.075, 0.4  # estimates of the width of a character and of what else is beside bars, inches
 _COLOR, _LOSSY, _SLOWER, _LINE = "#0b7285", "#d9480f", "#9aa7b2", "#33414d"
 
 
@@ -325,7 +326,7 @@ def render_bars(bars: Sequence[Bar], title: str, note: str = "", finish: Finish 
 
 def bars_figure(bars: Sequence[Bar], heading: str, note: str = "") -> Figure:
     """A horizontal bar a method, its figures beside it, whiskers to its quartiles; dotted: autoregressive decoding."""
-    figure = titled_figure(_MARGIN + _BAR_HEIGHT * len(bars), heading, note)
+    figure = titled_figure(_MARGIN + _BAR_HEIGHT * len(bars), heading, note, _BARS_WIDTH)
     axes = figure.subplots()
     lengths = [bar.speedup or 0.0 for bar in bars]
     places = list(range(len(bars)))
@@ -339,11 +340,14 @@ def bars_figure(bars: Sequence[Bar], heading: str, note: str = "") -> Figure:
     for place, end, bar in zip(places, ends, bars, strict=True):
         right = max(end, 1.0)  # beside the dotted line, not across it
         axes.annotate(_bar_figures(bar), (right, place), xytext=(4, 0), textcoords="offset points", va="center")
-    axes.set_xlim(0, 1.45 * max([1.0, *ends]))  # room for the figures
-    axes.set_yticks(places, [short_label(bar.name) for bar in bars])
+    names = [short_label(bar.name) for bar in bars]
+    room = _BARS_WIDTH - _BESIDE - _CHARACTER * max(map(len, names))
+    free = [1 - _CHARACTER * len(_bar_figures(bar)) / room for bar in bars]  # the share left of the figures
+    axes.set_xlim(0, max(max(end, 1.0) / share for end, share in zip(ends, free, strict=True)))
+    axes.set_yticks(places, names)
     axes.invert_yaxis()
     spread = any(bar.low != bar.high for bar in bars)
-    axes.set_xlabel("speedup over autoregressive decoding" + ": median, and quartiles of the repeats" * spread)
+    axes.set_xlabel("speedup over autoregressive decoding" + (": median and quartiles" if spread else ""))
     return figure
 
 

@@ -119,7 +119,7 @@ def heading(tree: Tree, title: str, drawn: int, step: DraftedStep | None = None)
     if step is not None:
         default = f"step {step.number} after “{shortened(visible_line(step.prompt), 40)}”: {default}"
     text = "".join(filter(str.isprintable, title)) or default
-    text += f", of drafter {tree.drafter}" if tree.drafter else ""
+    text += f", of drafter {tree.drafter}" if tree.drafter and step is None else ""
     return f"{text} ({drawn:,} drawn)" if drawn < tree.nodes else text
 
 
