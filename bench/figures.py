@@ -40,6 +40,10 @@ FIGURES: dict[str, tuple[str, ...]] = {
         f"treeopt build --calibration {POCKET} --nodes 16 --force -o {WORK}/pocket16.yaml",
         f"treeopt validate --tree {WORK}/pocket16.yaml --limit 20",
     ),
+    "chain-pocket": (
+        f"treeopt calibrate --draft pocket-draft --limit 64 --force -o {WORK}/chain.safetensors",
+        f"treeopt export --for chain --calibration {WORK}/chain.safetensors",
+    ),
     "compare-smollm2": (
         f"treeopt compare {ALPACA} --dtype bfloat16,float32 --methods lookup,ngram --test-limit 8 "
         "--learn-limit 200 --learn-tokens 30000 --max-new-tokens 128 --batch-size 32",

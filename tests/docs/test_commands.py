@@ -33,7 +33,7 @@ from test_readme import DEVELOPER_PAGES, MADE, PAGES, treeopt_lines
 
 from treeopt.cli import demo_command
 from treeopt.cli.app import program
-from treeopt.files.bundled import pocket, prompt_sets
+from treeopt.files.bundled import pocket, pocket_draft, prompt_sets
 from treeopt.texts import prompts as prompts_module
 
 POCKET_PROMPTS = 40  # of the built-in prompts, in PROMPTS.jsonl and OTHERS.jsonl
@@ -58,7 +58,7 @@ SMALL = (
 SMALL_DEMO = {"_PROMPTS": 12, "_TOKENS": 16, "_EVALUATED": 2, "_SAMPLED": 200}  # `treeopt demo` has no such options
 # Model or heads on the hub -> what runs in its place, a path of a file system being taken before a name on the hub.
 STAND_INS = {
-    "Qwen/Qwen3-0.6B": "MODEL",
+    "Qwen/Qwen3-0.6B": "DRAFT",
     "Qwen/Qwen3-8B": "MODEL",
     "HuggingFaceTB/SmolLM2-135M-Instruct": "MODEL",
     "FasterDecoding/medusa-vicuna-7b-v1.3": "HEADS",
@@ -132,6 +132,7 @@ Run = Callable[[str], Path]
 def prepare(folder: Path) -> None:
     """Put into a folder what no command of a page makes."""
     (folder / "MODEL").symlink_to(pocket())
+    (folder / "DRAFT").symlink_to(pocket_draft())
     shutil.copytree(pocket() / "heads", folder / "HEADS")
     config = json.loads((folder / "HEADS" / "config.json").read_text())
     (folder / "HEADS" / "config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(pocket())}))
