@@ -112,6 +112,11 @@ def test_table_and_files() -> None:
     assert re.search(r"^token recycling, published tree\t81\t\d\.\d{3}\t", text, flags=re.MULTILINE)
     assert "learned from 2 prompts, compared on 2 other texts" in text
     assert "token recycling" in Path("c.svg").read_text()
+    drawn = re.findall(r">([^<>]+)</text>", Path("c.svg").read_text())
+    assert "pocket: methods compared, 16 nodes" in drawn
+    assert any(re.fullmatch(r"cpu, \d+ threads?, float32; 2 texts, \d repeats?, batch 1\.", line) for line in drawn), (
+        drawn
+    )
     treeopt("compare", *QUICK, "--methods", "generate", "--svg", "c.svg")
     assert "token recycling" not in Path("c.svg").read_text()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -118,14 +118,7 @@ def run(console: Console, **options: Any) -> None:
     if len(found) > 1:
         console.report(*comparison_report.fastest_settings(found))
     if options["svg"] is not None:
-        from treeopt.view.charts import bar_of, render_bars
-        from treeopt.view.report_data import last_name
-
-        bars = [bar_of(*row) for row in comparison_report.picture_rows(found)]
-        first, repeats = found[0], found[0].repeats
-        title = f"{last_name(base.name)}: methods compared, {options['nodes']} nodes"
-        note = f"{machine(first.made_by)}; {len(first.texts)} texts, {counted(repeats, 'repeat')}, batch 1."
-        picture = render_bars(bars, title, note)
+        picture = _picture(found, base.name, options["nodes"])
         write_marked(options["svg"], picture, PICTURE, console.configuration)
         console.note(f"wrote {options['svg']}")
     parts = {one.setting: comparison_report.data_of(one) for one in found}
@@ -134,6 +127,19 @@ def run(console: Console, **options: Any) -> None:
 
 
 command = run
+
+
+def _picture(found: Sequence[Comparison], model: str, nodes: int) -> str:
+    """The bars of the methods, with the model and the machine."""
+    from treeopt.evaluate.comparison_report import picture_rows
+    from treeopt.view.charts import bar_of, render_bars
+    from treeopt.view.report_data import last_name
+
+    first = found[0]
+    made = first.made_by if len(found) == 1 else {**first.made_by, "dtype": None}  # each bar has its own
+    note = f"{machine(made)}; {len(first.texts)} texts, {counted(first.repeats, 'repeat')}, batch 1."
+    title = f"{last_name(model)}: methods compared, {nodes} nodes"
+    return render_bars([bar_of(*row) for row in picture_rows(found)], title, note)
 
 
 def _settings(options: Mapping[str, Any]) -> CompareOptions:

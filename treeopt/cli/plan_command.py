@@ -24,7 +24,7 @@ from treeopt.shape import Drafting, ModelShape, shape_error
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
     from treeopt.plan.fit import EfficiencyFit
-    from treeopt.plan.planner import Acceptance
+    from treeopt.plan.planner import Acceptance, SpeedPlan
 
 
 _POWERS = ",".join(str(1 << power) for power in range(10))
@@ -74,8 +74,6 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.plan.operators import StepSetting
     from treeopt.plan.planner import plan_speedup
     from treeopt.plan.step_model import Efficiency, StepModel
-    from treeopt.view.charts import render_plan
-    from treeopt.view.report_data import last_name
 
     if options["presets"]:
         check_apart(*options)
@@ -104,11 +102,7 @@ def run(console: Console, **options: Any) -> None:
     if options["output"] is not None:
         save_profile(with_configuration(plan.profile(), console.configuration), options["output"])
     if options["chart"] is not None:
-        title = f"{last_name(shape.name)} on {device.name}, {setting.dtype}: modelled, not measured"
-        batches, contexts = (", ".join(map(str, sorted(set(options[name])))) for name in ("batch", "context"))
-        of = f"batch {batches}; {contexts} tokens in the cache; {setting.attention} attention"
-        picture = render_plan(plan, title, "\n".join([f"Modelled by treeopt plan: {of}.", *plan.assumptions()]))
-        write_marked(options["chart"], picture, PICTURE, console.configuration)
+        write_marked(options["chart"], _chart(plan), PICTURE, console.configuration)
     written = {name: options[name] for name in ("output", "chart") if options[name] is not None}
     for file in written.values():
         console.note(f"wrote {file}")
@@ -116,6 +110,19 @@ def run(console: Console, **options: Any) -> None:
 
 
 command = run
+
+
+def _chart(plan: SpeedPlan) -> str:
+    """The chart, which says that it is modelled, and by what."""
+    from treeopt.view.charts import render_plan
+    from treeopt.view.report_data import last_name
+
+    model, setting = plan.model, plan.model.setting
+    title = f"{last_name(model.shape.name)} on {model.device.name}, {setting.dtype}: modelled, not measured"
+    found = [sorted({getattr(best, name) for best in plan.best}) for name in ("batch", "context")]
+    batches, contexts = (", ".join(map(str, each)) for each in found)
+    of = f"batch {batches}; {contexts} tokens in the cache; {setting.attention} attention"
+    return render_plan(plan, title, "\n".join([f"Modelled by treeopt plan: {of}.", *plan.assumptions()]))
 
 
 def _device(options: Mapping[str, Any]) -> Device:

@@ -333,7 +333,7 @@ def bars_figure(bars: Sequence[Bar], heading: str, note: str = "") -> Figure:
     colors = [_LOSSY if not bar.lossless else _SLOWER if bar.slower else _COLOR for bar in bars]
     below = [length - (bar.low or length) for bar, length in zip(bars, lengths, strict=True)]
     above = [(bar.high or length) - length for bar, length in zip(bars, lengths, strict=True)]
-    whiskers = {"xerr": (below, above), "ecolor": _LINE, "capsize": 3.0}
+    whiskers: dict[str, Any] = {"xerr": (below, above), "ecolor": _LINE, "capsize": 3.0}
     axes.barh(places, lengths, color=colors, height=0.7, gid="speedup", **whiskers)
     axes.axvline(1.0, color=_LINE, linestyle=":", linewidth=1.0)
     ends = [length + more for length, more in zip(lengths, above, strict=True)]
