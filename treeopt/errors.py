@@ -88,7 +88,7 @@ _FIXES = {
 
 
 class Code(enum.Enum):
-    """Number, exit status, the rule that is broken, and what to do."""
+    """All errors: number, exit status, the rule that is broken, and what to do."""
 
     TREE_TOO_DEEP = "E101", "depth d is drafted by head d, so a tree is at most as deep as there are heads"
     RANK_TOO_LARGE = "E102", "a path contains ranks that were not measured"
@@ -146,7 +146,7 @@ class Code(enum.Enum):
 
 
 class TreeoptError(Exception):
-    """One error, in the four parts that a user needs.
+    """An error for users: what is wrong, the place, the rule and a remedy.
 
     Args:
         code: the error; it has the exit status.

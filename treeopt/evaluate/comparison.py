@@ -34,7 +34,7 @@ REFERENCES = METHODS[:2]
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """What is compared, what is learned, and how texts are decoded.
+    """How methods are compared: what is learned, and how texts are decoded.
 
     Args:
         methods: some of `METHODS`; autoregressive and generate are always run, as speedup and lossless refer to them.

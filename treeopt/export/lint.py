@@ -58,7 +58,7 @@ class Finding:
 
 
 def lint_tree(tree: GivenTree, engine: str, *, num_heads: int | None = None) -> list[Finding]:
-    """The rules of an engine that a tree breaks, errors first.
+    """The rules of an engine that a tree breaks; errors first.
 
     Args:
         tree: the tree.
