@@ -80,6 +80,8 @@ def test_table_and_defaults(heads_folder: Path) -> None:
     assert lines[4].startswith(
         "static trees, drafter heads: median of the faster half of 2 rounds (float32, cpu, 1 thread,"
     )
+    most = "(of 64 positions, as many as leave room for the trees)"
+    assert f"context  60 tokens {most}; shorter texts have faster steps: --context\n" in result.stderr
     assert "wrote profile.yaml" in result.stderr
     assert "profile 3/3 100%" in result.stderr
 

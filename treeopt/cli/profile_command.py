@@ -118,7 +118,7 @@ def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None
             draft=draft,
             progress=progress,
         )
-    if options["context"] is None:
+    if not options["context"]:
         context = profile.points[0].context
         most = f"of {base.context} positions, as many as leave room for the trees" if context < PROFILE_CONTEXT else ""
         console.note(
