@@ -31,7 +31,7 @@ STORIES = "--heads ../shared/models/tinystories-260k-medusa --prompts ../shared/
 ALPACA = "--model build/smollm2 --prompts ../shared/data/alpaca_eval.json"
 TRACES = f"{WORK}/stories.safetensors"
 POCKET = f"{WORK}/pocket.safetensors"
-# Name -> command lines. A later figure may read what an earlier one wrote. build/smollm2: bench/smollm2.py build/smollm2.
+# Name -> command lines. A later figure may read what an earlier one wrote. bench/smollm2.py makes build/smollm2.
 FIGURES: dict[str, tuple[str, ...]] = {
     "demo": (f"treeopt demo --force -o {WORK}/demo",),
     "compare-pocket": ("treeopt compare --test-limit 10",),
