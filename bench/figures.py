@@ -84,7 +84,6 @@ FIGURES: dict[str, tuple[str, ...]] = {
         f"python bench/ablations.py dense --calibration {TRACES} -o {WORK}/sweep-dense.svg",
         f"python bench/ablations.py levels --calibration {TRACES} -o {WORK}/sweep-levels.svg",
         f"python bench/ablations.py prompts --calibration {TRACES} -o {WORK}/sweep-prompts.svg",
-        f"python bench/ablations.py epsilon --heads pocket --tree {WORK}/pocket16.yaml --prompts pocket --limit 16",
     ),
     "lossless": ("python bench/lossless.py --cases 800",),
     "families": ("python bench/families.py",),

@@ -176,8 +176,9 @@ def _decoder(
     if tree.nodes == ONE_NODE:
         heads = record = draft = None
     if record is not None:
-        policy = TreePolicy(tree.nodes, record.depth, record.id)
-        plan = dataclasses.replace(tree, drafter=record.id) if kind == KINDS[0] else policy
+        plan = dataclasses.replace(tree, drafter=record.id)
+        if kind != KINDS[0]:  # a policy has fewer nodes than a tree may have
+            plan = TreePolicy(tree.nodes, record.depth, record.id)
     return TreeDecoder(base, heads, plan, drafter=record, draft=draft, acceptance=AcceptDeepest(), probe=False)
 
 
