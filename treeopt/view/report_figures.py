@@ -74,7 +74,7 @@ def _lines(curves: Sequence[tuple[str, Mapping[str, Any]]], figure: str) -> Iter
 def headline(data: Mapping[str, Any]) -> dict[str, Any] | None:
     """The fastest plan of the inputs: what it is, its figures, its verdict, and how they were found.
 
-    Measured plans come before those by replay and timed steps; lossy ones of a comparison are left out.
+    Measured plans come before those by replay and timed steps, lossy ones last; those of a comparison are left out.
     """
     found = [
         {**one, "plan": one["label"], "tokens": one["tokens_per_step"], "how": f"measured on {one['texts']} texts"}
@@ -94,7 +94,9 @@ def headline(data: Mapping[str, Any]) -> dict[str, Any] | None:
                     plan = f"{curve_name(one, curve).removesuffix('s')} of {counted(point['nodes'], 'node')}"
                     verdict = {"lossless": None, "lossy": False, "acceptance": "greedy"}
                     found.append({**point, **verdict, "plan": plan, "tokens": point["tokens_per_step"], "how": how})
-    return max(found, key=lambda one: (one["speedup"] or 0.0, one["tokens"]), default=None)
+    return max(
+        found, key=lambda one: (one["lossless"] is not False, one["speedup"] or 0.0, one["tokens"]), default=None
+    )
 
 
 def interval_rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:
