@@ -104,7 +104,7 @@ def test_blocks_of_commands_are_in_the_language_of_the_shell() -> None:
         ("quickstart.md", "../treeopt/data/pocket/README.md", "repository/treeopt/data/pocket/README.md"),
         ("quickstart.md", "../README.md#read-on", "index.md#read-on"),
         ("quickstart.md", "curve.svg", "curve.svg"),
-        ("index.md", "docs/tree16.svg", "tree16.svg"),
+        ("index.md", "docs/tree.svg", "tree.svg"),
         ("index.md", "CHANGELOG.md", "repository/CHANGELOG.md"),
         ("repository/CHANGELOG.md", "docs/develop/hardware.md", "../develop/hardware.md"),
         ("repository/CHANGELOG.md", "README.md#read-on", "../index.md#read-on"),
@@ -201,7 +201,7 @@ def test_other_machines_are_found(text: str, suffix: str) -> None:
 
 def test_links_are_no_loads() -> None:
     """A link that is followed by a click, a data address and a file of the site are not found."""
-    text = '<a href="https://arxiv.org">a</a><img src="tree16.svg"><style>a{mask:url("data:image/svg+xml,//a")}</style>'
+    text = '<a href="https://arxiv.org">a</a><img src="tree.svg"><style>a{mask:url("data:image/svg+xml,//a")}</style>'
     assert other_machines(text, ".html") == []
 
 
