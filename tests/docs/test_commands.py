@@ -29,7 +29,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from conftest import ROOT_FOLDER, SHARED
-from test_readme import DEVELOPER_PAGES, MADE, PAGES, treeopt_lines
+from test_readme import DEVELOPER_PAGES, PAGES, treeopt_lines
 
 from treeopt.cli import demo_command
 from treeopt.cli.app import program
@@ -38,6 +38,11 @@ from treeopt.texts import prompts as prompts_module
 
 POCKET_PROMPTS = 40  # of the built-in prompts, in PROMPTS.jsonl and OTHERS.jsonl
 
+# Folders that a script of bench/ makes and pages of developers name -> the same models in the shared folder.
+MADE = {
+    "build/tinystories-medusa": "models/tinystories-260k-medusa",
+    "build/tinystories": "models/tinystories-260k",
+}
 # Command and a pattern of its options -> options that limit the work. All that match are added.
 SMALL = (
     ("calibrate", "", "--limit 14 --max-new-tokens 24"),
