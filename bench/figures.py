@@ -33,7 +33,6 @@ TRACES = f"{WORK}/stories.safetensors"
 POCKET = f"{WORK}/pocket.safetensors"
 # Name -> command lines. A later figure may read what an earlier one wrote. bench/smollm2.py makes build/smollm2.
 FIGURES: dict[str, tuple[str, ...]] = {
-    "demo": (f"treeopt demo --force -o {WORK}/demo",),
     "compare-pocket": ("treeopt compare --test-limit 10",),
     "heads-pocket": (
         f"treeopt calibrate --force -o {POCKET}",
