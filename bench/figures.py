@@ -51,14 +51,6 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "learned-text-smollm2": (
         "python bench/learned_text.py build/smollm2 --tokens 0 10000 30000 --known 200 --questions 3 --dtype bfloat16",
     ),
-    "engines-pocket": (
-        f"treeopt calibrate --draft pocket-draft --limit 64 --force -o {WORK}/draft.safetensors",
-        f"treeopt export --for chain --calibration {WORK}/draft.safetensors",
-        f"treeopt profile --drafter {WORK}/draft.drafter.safetensors --sizes 1,2,4,8,16 --batch-size 1,8 --force "
-        f"-o {WORK}/draft.profile.yaml",
-        f"treeopt export --for vllm --calibration {WORK}/draft.safetensors --profile {WORK}/draft.profile.yaml",
-        f"treeopt export --for trtllm --calibration {WORK}/draft.safetensors --profile {WORK}/draft.profile.yaml",
-    ),
     "recommended-pocket": ("python bench/recommended.py --model pocket --dtype float32",),
     "forward": ("python bench/forward.py", "python bench/drafting_kernel.py", "python bench/calls.py"),
     "tools": ("python bench/build.py", "python bench/calibrate.py"),
