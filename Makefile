@@ -73,13 +73,13 @@ lint: venv
 counts: venv
 	$(BIN)/python bench/house.py
 
-# The pages of docs/ as a site in build/site, without a network; warnings are errors. Then the site is checked. Search
-# needs a server: python -m http.server -d build/site.
+# The pages of docs/ as a site in build/site, without a network; warnings are errors. Then the site is checked, in
+# Chromium too where it is installed. Open build/site/index.html: the search works from a file.
 docs: .venv/docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet -f docs/site/mkdocs.yml
 	TREEOPT_SITE=build/site $(BIN)/python -m pytest -q tests/docs/test_site.py
 
-# Every treeopt command of README and docs/, with small limits: minutes.
+# Every treeopt command of README and docs/, with small limits and small local models: minutes.
 docs-commands: venv
 	$(BIN)/python -m pytest -q -m docs tests/docs/test_commands.py
 

@@ -59,6 +59,13 @@ TEMPERATURE = 0.7  # of figure 5
 ENOUGH = 0.01  # of tokens per step: less is no loss
 FEWEST = 10  # prompts of the smallest calibration
 TOKENS = "tokens per step"
+HEADINGS = {
+    "dense": "Random dense trees, and sparse trees of treeopt",
+    "levels": "How many levels a tree needs",
+    "sizes": "Trees of each drafter by size",
+    "prompts": "How many prompts a calibration needs",
+    "epsilon": "Typical acceptance by epsilon",
+}
 
 
 def main() -> None:
@@ -81,7 +88,18 @@ def main() -> None:
         given
     )
     if given.output:
-        Path(given.output).write_text(render_chart(panels, f"{given.what}, {Path(given.output).stem}"))
+        Path(given.output).write_text(render_chart(panels, HEADINGS[given.what], note=_note(given)))
+
+
+def _note(given: argparse.Namespace) -> str:
+    """The models and texts of a picture."""
+    if not given.calibration:
+        return f"{Path(given.heads).name}: prompts of {Path(given.prompts).name}, temperature {TEMPERATURE}"
+    found = [(Path(name).stem, load_calibration(name)) for name in given.calibration]
+    return "\n".join(
+        f"{name}: {Path(one.provenance.model).name}, {one.distinct} texts, {one.positions:,} positions replayed"
+        for name, one in found
+    )
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

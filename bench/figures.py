@@ -33,20 +33,23 @@ TRACES = f"{WORK}/stories.safetensors"
 POCKET = f"{WORK}/pocket.safetensors"
 # Name -> command lines. A later figure may read what an earlier one wrote. bench/smollm2.py makes build/smollm2.
 FIGURES: dict[str, tuple[str, ...]] = {
-    "demo": (f"treeopt demo --force -o {WORK}/demo",),
     "compare-pocket": ("treeopt compare --test-limit 10",),
     "heads-pocket": (
         f"treeopt calibrate --force -o {POCKET}",
         f"treeopt build --calibration {POCKET} --nodes 16 --force -o {WORK}/pocket16.yaml",
         f"treeopt validate --tree {WORK}/pocket16.yaml --limit 20",
     ),
+    "chain-pocket": (
+        f"treeopt calibrate --draft pocket-draft --limit 64 --force -o {WORK}/chain.safetensors",
+        f"treeopt export --for chain --calibration {WORK}/chain.safetensors",
+    ),
     "compare-smollm2": (
-        f"treeopt compare {ALPACA} --dtype float32,bfloat16 --methods lookup,recycling,ngram --test-limit 12 "
-        "--learn-limit 300 --learn-tokens 50000 --max-new-tokens 128 --batch-size 32",
+        f"treeopt compare {ALPACA} --dtype bfloat16,float32 --methods lookup,ngram --test-limit 8 "
+        "--learn-limit 200 --learn-tokens 30000 --max-new-tokens 128 --batch-size 32",
     ),
     "step-smollm2": ("python bench/step.py build/smollm2 --repeats 15",),
     "learned-text-smollm2": (
-        "python bench/learned_text.py build/smollm2 --tokens 0 10000 50000 --known 300 --questions 4",
+        "python bench/learned_text.py build/smollm2 --tokens 0 10000 30000 --known 200 --questions 3 --dtype bfloat16",
     ),
     "recommended-pocket": ("python bench/recommended.py --model pocket --dtype float32",),
     "forward": ("python bench/forward.py", "python bench/drafting_kernel.py", "python bench/calls.py"),
@@ -56,19 +59,22 @@ FIGURES: dict[str, tuple[str, ...]] = {
         f"treeopt calibrate {STORIES} --max-new-tokens 160 --batch-size 64 --force -o {TRACES}",
         f"treeopt build --calibration {TRACES} --nodes 64 --force -o {WORK}/t64.yaml",
     ),
-    "exact": (f"python bench/exact.py {STORIES} --calibration {TRACES}",),
+    "exact": (f"python bench/exact.py {STORIES} --calibration {TRACES} --limit 128",),
     "optimiser": (
         f"python bench/optimiser.py table --calibration {TRACES}",
         f"python bench/optimiser.py coverage --calibration {TRACES}",
         f"python bench/optimiser.py speed --calibration {TRACES}",
     ),
-    "drafting-pocket": ("python bench/drafting.py table --model pocket",),
-    "drafting-tinystories": ("python bench/drafting.py table --model tinystories",),
+    "drafting-pocket": ("python bench/drafting.py table --model pocket --tokens 100000",),
+    "drafting-tinystories": ("python bench/drafting.py table --model tinystories --tokens 100000",),
     "sampling": (
-        "python bench/sampling.py agree --plans 100",
+        "python bench/sampling.py agree --plans 50",
         "python bench/sampling.py loss --model pocket",
     ),
-    "typical": ("python bench/typical.py --model tinystories", "python bench/typical.py --model pocket --texts 16"),
+    "typical": (
+        "python bench/typical.py --model tinystories --texts 32",
+        "python bench/typical.py --model pocket --texts 16",
+    ),
     "engine-limits": tuple(
         f"treeopt build --calibration {TRACES} --nodes 64 --for {engine} --force -o {WORK}/{engine}.yaml"
         for engine in ("medusa", "trtllm", "sequoia")
@@ -77,9 +83,8 @@ FIGURES: dict[str, tuple[str, ...]] = {
         f"python bench/ablations.py dense --calibration {TRACES} -o {WORK}/sweep-dense.svg",
         f"python bench/ablations.py levels --calibration {TRACES} -o {WORK}/sweep-levels.svg",
         f"python bench/ablations.py prompts --calibration {TRACES} -o {WORK}/sweep-prompts.svg",
-        f"python bench/ablations.py epsilon --heads pocket --tree {WORK}/pocket16.yaml --prompts pocket --limit 16",
     ),
-    "lossless": ("python bench/lossless.py --cases 2000",),
+    "lossless": ("python bench/lossless.py --cases 800",),
     "families": ("python bench/families.py",),
 }
 

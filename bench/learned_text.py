@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=6, help="of each category")
     parser.add_argument("--table-bytes", type=int, default=MAX_BYTES, help="of the n-gram table, at most")
     parser.add_argument("--row", type=int, default=ROW, help="successors of a context in it, at most")
+    parser.add_argument("--dtype", default="float32", help="of the model, which writes, and is traced")
     parser.add_argument("--keep", type=Path, help="folder of the texts")
     add_tiny(parser)
     options = parser.parse_args()
@@ -121,9 +122,9 @@ def main() -> None:
     print(f"{machine(1)}, torch {torch.__version__}")
     heads: MedusaHeads | None = None
     if options.heads is None:
-        base = load_base(options.model, dtype="float32", device="cpu")
+        base = load_base(options.model, dtype=options.dtype, device="cpu")
     else:
-        base, loaded = load_pair(options.heads, options.model, dtype="float32", device="cpu")
+        base, loaded = load_pair(options.heads, options.model, dtype=options.dtype, device="cpu")
         heads = loaded.heads
     texts = made_texts(base, options)
     chunks: dict[str, Chunk] = {}

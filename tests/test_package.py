@@ -6,6 +6,7 @@ import configparser
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import treeopt
 from treeopt.errors import Code, TreeoptError
 from treeopt.tree import Tree
 
+MOST_BYTES = 11_000_000  # of the wheel
 LIGHT = "import sys; {}; print(sorted({{'torch', 'transformers', 'datasets', 'networkx'}} & set(sys.modules)))"
 
 
@@ -73,13 +75,15 @@ def test_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
     """The wheel, installed elsewhere, finds its data and adds one top-level name."""
     source = tmp_path / "source"  # built from a copy: building leaves files behind
     left_out = shutil.ignore_patterns(
-        ".*", "__pycache__", "*.egg-info", "dist", "demo", "pocket-made", "pocket-draft-made"
+        ".*", "__pycache__", "*.egg-info", "build", "dist", "demo", "pocket-made", "pocket-draft-made"
     )
     shutil.copytree(ROOT_FOLDER, source, ignore=left_out)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     wheel_command = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(source)]
     subprocess.run(wheel_command, check=True, capture_output=True)
     wheel = next(tmp_path.glob("treeopt-*.whl"))
+    assert wheel.name == f"treeopt-{treeopt.__version__}-py3-none-any.whl"
+    assert wheel.stat().st_size <= MOST_BYTES
     target, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()
     venv.create(tmp_path / "env", with_pip=False)
@@ -110,7 +114,9 @@ def test_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
 
 
 def test_version_is_said_once() -> None:
-    """The command line and the package name the same version."""
+    """The command line, the package and the newest section of the changelog with a date name the same version."""
+    dated = re.findall(r"^## (\d\S*) - ", (ROOT_FOLDER / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert dated[0] == treeopt.__version__
     printed = run_python("import sys; sys.argv = ['treeopt', '--version']; from treeopt.cli import main; main()")
     assert printed == f"treeopt, version {treeopt.__version__}"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import click
 import pytest
@@ -125,37 +124,14 @@ def python_blocks(*names: str) -> list[tuple[str, str]]:
     return [(name, block) for name in names for block in code_blocks("python", (ROOT_FOLDER / name).read_text())]
 
 
-# Folders that a script of bench/ makes and pages of developers name -> the same models in the shared folder.
-MADE = {
-    "build/tinystories-medusa": "models/tinystories-260k-medusa",
-    "build/tinystories": "models/tinystories-260k",
-}
-NEEDS_MADE = [case for case in python_blocks(*DEVELOPER_PAGES) if any(folder in case[1] for folder in MADE)]
-
-
-def run_block(name: str, block: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run a block from the repository's root; it prints."""
-    monkeypatch.chdir(ROOT_FOLDER)
-    exec(compile(block, name, "exec"), {})
-    assert capsys.readouterr().out
-
-
-@looped(("name", "block"), [case for case in python_blocks(*PAGES) if case not in NEEDS_MADE])
+@looped(("name", "block"), python_blocks(*PAGES))
 def test_python_runs_as_pasted(
     name: str, block: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The Python examples run with the repository alone; those of developers' pages may need models of MADE."""
-    run_block(name, block, monkeypatch, capsys)
-
-
-@pytest.mark.parametrize(("name", "block"), NEEDS_MADE)
-def test_python_runs_with_made_models(
-    name: str, block: str, shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The Python examples of developers' pages that read models of MADE run with those of the shared folder."""
-    for folder, model in MADE.items():
-        block = block.replace(folder, str(shared / model))
-    run_block(name, block, monkeypatch, capsys)
+    """The Python examples run from the repository's root with the repository alone, and print."""
+    monkeypatch.chdir(ROOT_FOLDER)
+    exec(compile(block, name, "exec"), {})
+    assert capsys.readouterr().out
 
 
 @looped("name", PAGES)

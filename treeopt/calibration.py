@@ -23,7 +23,7 @@ T = TypeVar("T", bound=np.generic)
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Rank traces of S sequences, P positions in all, for H heads.
+    """Rank traces of S sequences; P positions in all, for H heads.
 
     Row i of a sequence is the decode state in which generated token g[i] is the root; `ranks[i, h-1]` is the rank of
     g[i+h] under head h, or `MISS`, or `NONE` where g has no token i+h. A sequence of G tokens has G rows.

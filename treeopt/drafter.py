@@ -87,7 +87,7 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class Drafter:
-    """The fitted numbers of every level, and the n-gram table.
+    """A learned drafter: the fitted numbers of every level, and the n-gram table.
 
     Args:
         levels: L levels, at least one, and at least as many as there are heads.

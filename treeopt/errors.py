@@ -73,7 +73,7 @@ _FIXES = {
     "E304": "use the files of one model that transformers loads, unchanged",
     "E401": "install the program or package that the message names",
     "E402": "another --device",
-    "E403": "use a smaller --batch-size (auto halves it), or make room on the disk",
+    "E403": "use a smaller --batch-size (auto halves it), or free some disk space",
     "E404": "check the permissions and the disk of the path that the message names",
     "E405": "the same command again, with --resume where it has it; fewer processes (--nproc) where memory was used up",
     "E406": "the same models, versions and threads everywhere, and an output in a folder that all machines see",
@@ -88,7 +88,7 @@ _FIXES = {
 
 
 class Code(enum.Enum):
-    """Number, exit status, the rule that is broken, and what to do."""
+    """All errors: number, exit status, the rule that is broken, and what to do."""
 
     TREE_TOO_DEEP = "E101", "depth d is drafted by head d, so a tree is at most as deep as there are heads"
     RANK_TOO_LARGE = "E102", "a path contains ranks that were not measured"
@@ -128,7 +128,7 @@ class Code(enum.Enum):
     PROCESSES_DIFFER = "E406", "all processes of a run have one setting and share one folder"
     DEVICE_UNUSABLE = "E402", "the device cannot be used on this machine"
     NOT_LOSSLESS = "E501", "tree decoding must give the text of greedy decoding"
-    NOT_REPRODUCED = "E506", "on one machine a file is made again with the same bytes, but for seconds"
+    NOT_REPRODUCED = "E506", "on one machine a file is made again with the same bytes, except for seconds"
     BELOW_THRESHOLD = "E505", "a metric is below its minimum"
     NO_TREES = "E502", "this model cannot verify a tree in one forward pass"
     CONTEXT_FULL = "E503", "prompt and new tokens must fit into the model's context"
@@ -146,7 +146,7 @@ class Code(enum.Enum):
 
 
 class TreeoptError(Exception):
-    """One error, in the four parts that a user needs.
+    """An error for users: what is wrong, the place, the rule and a remedy.
 
     Args:
         code: the error; it has the exit status.

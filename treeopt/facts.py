@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,13 @@ def milliseconds(value: float) -> str:
 def threads(number: int | str) -> str:
     """The number of threads of a measurement: `1 thread`, `2 threads`."""
     return f"{number} thread" if int(number) == 1 else f"{number} threads"
+
+
+def machine(made: Mapping[str, Any]) -> str:
+    """The machine of a measurement by what it was made with: `cpu, 1 thread, float32`."""
+    number = made.get("threads")
+    parts = [made.get("device"), None if number is None else threads(number), made.get("dtype")]
+    return ", ".join(str(part) for part in parts if part) or "a machine that is not known"
 
 
 def attribute(record: Any, names: str) -> Any:

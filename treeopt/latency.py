@@ -67,7 +67,7 @@ class LatencyPoint:
 
 @dataclass(frozen=True)
 class LatencyProfile:
-    """Measured or modelled points of one model with its heads on one device: a curve for each batch and context.
+    """Seconds per step of one model on one device: measured or modelled points, a curve for each batch and context.
 
     Args:
         points: at least one, sorted by (batch, context, nodes), each size once; `from_points` sorts.

@@ -138,7 +138,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Drafting:
-    """What a step of more than one node computes to draft.
+    """The computation of drafting: what a step of more than one node adds.
 
     Args:
         heads: H, Medusa heads; each runs at the one position whose token was accepted last.

@@ -1,3 +1,3 @@
 """The version of the package, of the files it writes, and of `pyproject.toml`."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"

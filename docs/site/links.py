@@ -1,7 +1,7 @@
 """A hook of mkdocs: files of the repository outside docs/ are part of the site, and links lead to them.
 
 Pages link as on GitHub, by the paths of the repository (`../trees/README.md`). The README is the site's first page,
-`index.md`; the other files of PAGES and FILES are below `repository/`.
+`index.md`; the other files of PAGES, and other files that pages link to, are below `repository/`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
+LINK = re.compile(r"\]\(([^)\s]*)\)")
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = (
     "README.md",
@@ -26,14 +27,6 @@ PAGES = (
     "trees/README.md",
     "treeopt/data/pocket/README.md",
     "treeopt/data/pocket-draft/README.md",
-)
-FILES = (  # what pages link to and is no page
-    "calibration/recipes/pocket.yaml",
-    "calibration/recipes/pocket-draft.yaml",
-    "examples/build_and_replay.py",
-    "examples/generate.py",
-    "examples/no_heads_chat.py",
-    "examples/tour.py",
 )
 
 
@@ -60,11 +53,23 @@ def site_link(link: str, page: str) -> str:
     return posixpath.relpath(site_path(target), posixpath.dirname(page) or ".") + mark + section
 
 
+def linked_files() -> list[str]:
+    """Files outside docs/ that pages link to and that are no pages, such as scripts of examples/."""
+    pages = [ROOT / page for page in PAGES] + sorted((ROOT / "docs").rglob("*.md"))
+    found = set()
+    for page in pages:
+        for link in LINK.findall(page.read_text()):
+            target = (page.parent / link.partition("#")[0]).resolve()
+            if target.is_file() and target.is_relative_to(ROOT):
+                found.add(target.relative_to(ROOT).as_posix())
+    return sorted(path for path in found if not path.startswith("docs/") and path not in PAGES)
+
+
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     """Add the files outside docs/."""
     from mkdocs.structure.files import File  # the tests of the links need no mkdocs
 
-    for path in (*PAGES, *FILES):
+    for path in (*PAGES, *linked_files()):
         files.append(File.generated(config, site_path(path), abs_src_path=str(ROOT / path)))
     return files
 
@@ -74,6 +79,5 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     parts = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     of_page = page.file.src_uri
     return "".join(
-        part if part.startswith("```") else re.sub(r"\]\(([^)\s]*)\)", lambda m: f"]({site_link(m[1], of_page)})", part)
-        for part in parts
+        part if part.startswith("```") else LINK.sub(lambda m: f"]({site_link(m[1], of_page)})", part) for part in parts
     )

@@ -1,4 +1,4 @@
-"""The page of a report in headless Chromium: hover, keyboard, themes, phone width, and no request or violation.
+"""The page of a report, and pictures, in headless Chromium: hover, keyboard, themes, phone width, no request.
 
 Chromium is Debian's package, found by name. Where there is none, or no playwright, the tests are skipped.
 `make test-all` installs Chromium where it may.
@@ -7,6 +7,7 @@ Chromium is Debian's package, found by name. Where there is none, or no playwrig
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,11 @@ from report_pages import HOSTILE, whole_data
 
 from treeopt.files.trees import load_tree
 from treeopt.view import report_data
+from treeopt.view.charts import Bar, Panel, Series, render_bars, render_chart
 from treeopt.view.report import render_report
+from treeopt.view.svg import render_svg
 
+Image = pytest.importorskip("PIL.Image")  # matplotlib needs it
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which .[dev] installs")
 pytestmark = pytest.mark.browser
 
@@ -185,6 +189,21 @@ def test_page_in_themes_and_widths(
     page.close()
 
 
+@looped("theme", THEMES)
+def test_verdict_is_on_a_phone_screen(browser: Any, files: dict[str, Path], theme: str) -> None:
+    """At 360 by 640 pixels the verdict and the speedup are seen without scrolling, and commands wrap."""
+    page = browser.new_page(viewport={"width": 360, "height": 640}, color_scheme=theme)
+    page.goto(files["whole"].as_uri())
+    for selector in ("#verdict", ".lead strong data"):
+        box = page.locator(selector).first.bounding_box()
+        assert box["y"] > 0
+        assert box["y"] + box["height"] < 640
+    for selector in ("pre.commands", "#provenance .facts"):
+        for element in page.locator(selector).all():
+            assert element.evaluate("(one) => one.scrollWidth <= one.clientWidth")
+    page.close()
+
+
 def test_print_is_light(browser: Any, files: dict[str, Path], tmp_path: Path) -> None:
     """Printed from a dark screen the page is light, and it becomes a PDF."""
     page = browser.new_page(color_scheme="dark")
@@ -203,3 +222,61 @@ def test_letters_can_be_shown(opened: Opened) -> None:
     opened.page.locator("#letters").check()
     assert letter.inner_text() == "N"
     assert letter.is_visible()
+
+
+BACKGROUNDS = {"light": (255, 255, 255), "dark": (13, 17, 23)}
+PANELS = [Panel(name, "tokens", [Series("a", [1, 8], [1.0, 2.0]), Series("b", [1, 8], [1.0, 1.5])]) for name in "xy"]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A chart, bars, the picture of a tree, and those of the pages."""
+    folder = tmp_path_factory.mktemp("pictures")
+    drawn = {
+        "chart": render_chart(PANELS, "A model", note="a machine"),
+        "bars": render_bars([Bar("a", 1.5, 1.2, 1.1, 1.3, True), Bar("b", 1.0, 0.9, 0.9, 0.9, False)], "A model"),
+        "tree": render_svg(load_tree("mc_sim_7b_63"), "A tree"),
+    }
+    for name, text in drawn.items():
+        (folder / f"{name}.svg").write_text(text, encoding="utf-8")
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    return [
+        *(folder / f"{name}.svg" for name in drawn),
+        *sorted(docs.glob("*.svg")),
+        *sorted(docs.glob("develop/*.svg")),
+    ]
+
+
+@looped("theme", THEMES)
+def test_pictures_follow_the_scheme(browser: Any, pictures: list[Path], tmp_path: Path, theme: str) -> None:
+    """An image on a page of 360 pixels fits it, with the scheme's background; each text has the contrast of WCAG AA."""
+    page = browser.new_page(viewport={"width": 360, "height": 640}, color_scheme=theme)
+    for picture in pictures:
+        head = '<meta name="color-scheme" content="light dark"><body style="margin:0">'
+        image = f'<img src="{picture.as_uri()}" style="display:block;max-width:100%">'
+        (tmp_path / "page.html").write_text(head + image)
+        page.goto((tmp_path / "page.html").as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") == 360, picture.name
+        page.locator("img").screenshot(path=str(tmp_path / "shot.png"))
+        with Image.open(tmp_path / "shot.png") as shot:
+            assert shot.convert("RGB").getpixel((1, 1)) == BACKGROUNDS[theme], picture.name
+        page.goto(picture.as_uri())
+        fills = page.evaluate("[...document.querySelectorAll('text')].map((one) => getComputedStyle(one).fill)")
+        assert fills, picture.name
+        for fill in set(fills):
+            ratio = contrast(tuple(map(int, re.findall(r"\d+", fill)[:3])), BACKGROUNDS[theme])
+            assert ratio >= 4.5, (picture.name, fill)
+    page.close()
+
+
+def contrast(one: tuple[int, ...], other: tuple[int, ...]) -> float:
+    """The contrast of two colors by WCAG."""
+    linear = [[v / 3294.6 if v <= 10 else ((v / 255 + 0.055) / 1.055) ** 2.4 for v in color] for color in (one, other)]
+    high, low = sorted((0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in linear), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_is_that_of_wcag() -> None:
+    """Black on white has 21, a color on itself 1."""
+    assert contrast((0, 0, 0), (255, 255, 255)) == pytest.approx(21)
+    assert contrast((9, 90, 200), (9, 90, 200)) == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 from looped import looped
+from matplotlib.collections import LineCollection
 from program import treeopt, treeopt_json
 
 from treeopt.cli.app import program
@@ -109,8 +110,13 @@ def test_table_and_files() -> None:
     text = treeopt(*given).stdout
     assert re.search(r"^autoregressive\t1\t1\.000\t\d+ .*\tyes$", text, flags=re.MULTILINE)
     assert re.search(r"^token recycling, published tree\t81\t\d\.\d{3}\t", text, flags=re.MULTILINE)
-    assert "learned from 2 prompts, judged on 2 other texts" in text
+    assert "learned from 2 prompts, compared on 2 other texts" in text
     assert "token recycling" in Path("c.svg").read_text()
+    drawn = re.findall(r">([^<>]+)</text>", Path("c.svg").read_text())
+    assert "pocket: methods compared, 16 nodes" in drawn
+    assert any(re.fullmatch(r"cpu, \d+ threads?, float32; 2 texts, \d repeats?, batch 1\.", line) for line in drawn), (
+        drawn
+    )
     treeopt("compare", *QUICK, "--methods", "generate", "--svg", "c.svg")
     assert "token recycling" not in Path("c.svg").read_text()
 
@@ -127,6 +133,24 @@ def test_picture_holds_every_figure_and_is_the_same_again() -> None:
     assert "1.50 (2.00 tokens/step), not lossless" in picture
     axes = bars_figure(bars, "title").axes[0]
     assert axes.yaxis_inverted(), "the first method is on top"
+
+
+def test_bars_have_quartiles_and_room_for_their_figures() -> None:
+    """Whiskers reach from the lower to the upper quartile, and the longest names and figures stay in the picture."""
+    bars = [
+        Bar("n" * 60, 4.25, 1.5, 1.25, 2.0, lossless=False),
+        Bar("autoregressive", 1.0, 1.0, 1.0, 1.0, lossless=True),
+    ]
+    figure = bars_figure(bars, "title", "a machine")
+    figure.draw_without_rendering()
+    [axes] = figure.axes
+    [lines] = [one for one in axes.collections if isinstance(one, LineCollection)]
+    assert [one[:, 0].tolist() for one in lines.get_segments()] == [[1.25, 2.0], [1.0, 1.0]]
+    assert "quartiles" in axes.get_xlabel()
+    assert figure.get_supxlabel() == "a machine"
+    for text in (*axes.texts, *axes.get_yticklabels()):
+        box = text.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.width
 
 
 def test_slower_methods_are_drawn_as_such() -> None:

@@ -165,7 +165,7 @@ def test_cache(monkeypatch: Monkey, tmp_path: Path) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "a" / "b"))
     assert found(environment.check_cache, "cache").status == OK
     monkeypatch.setattr(shutil, "disk_usage", lambda _place: SimpleNamespace(free=10**6))
-    assert "make room" in found(environment.check_cache, "cache").fix
+    assert "free some space" in found(environment.check_cache, "cache").fix
     monkeypatch.setattr(os, "access", lambda *_given: False)
     one = found(environment.check_cache, "cache")
     assert (one.status, one.fix) == (WARN, "export HF_HOME=FOLDER")

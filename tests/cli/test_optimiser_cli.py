@@ -16,6 +16,7 @@ from looped import looped
 
 from treeopt.calibration import Calibration
 from treeopt.cli.app import program
+from treeopt.facts import machine
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
@@ -161,7 +162,12 @@ def test_curve_without_profile(calibration: Calibration) -> None:
         assert point["tokens_per_step"] == calibration.positions / sums.steps.sum()
         assert point["prediction"]["low"] <= point["sampling"]["low"] <= point["tokens_per_step"]
         assert (point["seconds"], point["overhead"], point["speedup"]) == (None, None, None)
-    assert ElementTree.parse("curve.svg").getroot().tag.endswith("svg")
+    root = ElementTree.parse("curve.svg").getroot()
+    assert root.tag.endswith("svg")
+    drawn = [each.text or "" for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert drawn.count(f"{calibration.provenance.model or 'a model'}: static trees by size") == 1
+    assert any(line.startswith("Tokens per step (1 + accepted drafts): ") for line in drawn)
+    assert not any("Seconds of a step" in line for line in drawn)
 
 
 @pytest.mark.usefixtures("calibration")
@@ -178,7 +184,12 @@ def test_curve_with_profile_marks_the_best(profile: LatencyProfile) -> None:
     assert any("first nodes of one growth to 80 nodes; `treeopt build --nodes N`" in row[0] for row in rows)
     marked = [row for row in rows[1:] if "best" in row[0]]
     assert [row[0] for row in marked] == ["8 best"]
-    assert ElementTree.parse("c.svg").getroot().tag.endswith("svg")
+    root = ElementTree.parse("c.svg").getroot()
+    assert root.tag.endswith("svg")
+    drawn = [each.text or "" for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    [note] = [line for line in drawn if line.startswith("Seconds of a step: ")]
+    assert machine(profile.provenance) in note
+    assert note.endswith(f"batch 1, {max(profile.contexts)} tokens in the cache.")
 
 
 @pytest.mark.usefixtures("calibration", "profile")

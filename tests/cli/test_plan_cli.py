@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,10 @@ def test_chart_is_replaced_while_it_is_unedited() -> None:
     text = Path("a.svg").read_text()
     assert "speedup over autoregressive, batch 8: 1 at 1, 1.064 at 64" in text
     assert "overhead: one node = 1, batch 8: 1 at 1, 2.804 at 64" in text
+    drawn = " ".join(re.findall(r">([^<>]+)</text>", text))
+    assumed = ("batch 1, 8; 1024 tokens in the cache", "FLOP/s", "1 + 0.477 ln(nodes)", "bfloat16", "drafting:")
+    for words in ("modelled, not measured", *assumed):
+        assert words in drawn, words
     treeopt(*LLAMA, "--chart", "a.svg")
     assert Path("a.svg").read_text() != text
     Path("a.svg").write_text(text.replace("llama", "lama", 1))

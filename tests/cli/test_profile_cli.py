@@ -78,8 +78,10 @@ def test_table_and_defaults(heads_folder: Path) -> None:
     assert [line.split("\t")[5] for line in lines[1:4]] == [f"{p.seconds / one:.2f}" for p in saved.points]
     assert lines[1].endswith("\t1.00")
     assert lines[4].startswith(
-        "static trees, drafter heads: median of the quieter half of 2 rounds (float32, cpu, 1 thread,"
+        "static trees, drafter heads: median of the faster half of 2 rounds (float32, cpu, 1 thread,"
     )
+    most = "(of 64 positions, as many as leave room for the trees)"
+    assert f"context  60 tokens {most}; shorter texts have faster steps: --context\n" in result.stderr
     assert "wrote profile.yaml" in result.stderr
     assert "profile 3/3 100%" in result.stderr
 

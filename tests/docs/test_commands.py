@@ -6,19 +6,22 @@ small local models (STAND_INS, MADE). Options that limit the work are added at t
 of an option counts, so names of files and all other options are those of the page, and the figures are not. This takes
 minutes: `make docs-commands` runs it.
 
-Not run here: `make demo` (tests/cli/test_demo.py), `python bench/...` (tests/test_bench.py runs each script with
---tiny), blocks in `sh`, of which parts are missing or which take hours (tests/test_readme.py parses them), and commands
-in tables and sentences.
+Not run here: `make demo` (tests/cli/test_demo.py), `python bench/...` (parsed here; tests/test_bench.py runs each
+script with --tiny), blocks in `sh`, of which parts are missing or which take hours (tests/test_readme.py parses them),
+and commands in tables and sentences.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import itertools
 import json
 import re
+import runpy
 import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,35 +29,41 @@ import click
 import pytest
 from click.testing import CliRunner
 from conftest import ROOT_FOLDER, SHARED
-from test_readme import DEVELOPER_PAGES, MADE, PAGES, treeopt_lines
+from test_readme import DEVELOPER_PAGES, PAGES, treeopt_lines
 
 from treeopt.cli import demo_command
 from treeopt.cli.app import program
-from treeopt.files.bundled import pocket, prompt_sets
+from treeopt.files.bundled import pocket, pocket_draft, prompt_sets
 from treeopt.texts import prompts as prompts_module
 
 POCKET_PROMPTS = 40  # of the built-in prompts, in PROMPTS.jsonl and OTHERS.jsonl
 
+# Folders that a script of bench/ makes and pages of developers name -> the same models in the shared folder.
+MADE = {
+    "build/tinystories-medusa": "models/tinystories-260k-medusa",
+    "build/tinystories": "models/tinystories-260k",
+}
 # Command and a pattern of its options -> options that limit the work. All that match are added.
 SMALL = (
     ("calibrate", "", "--limit 14 --max-new-tokens 24"),
-    ("calibrate", r"--drafter (?!\S+\.safetensors)|--draft |^(?!.*--(heads|drafter) ).*--model ", "--learn-tokens 300"),
+    ("calibrate", r"--drafter (?!\S+\.safetensors)|^(?!.*--(heads|drafter|draft) ).*--model ", "--learn-tokens 300"),
     ("calibrate", r"--drafter \S+\.safetensors", "--skip 0"),  # the texts of the other calibrations
     ("learn", "", "--limit 10 --max-new-tokens 24 --nodes 8"),
-    ("learn", r"^(?!.*--draft )", "--learn-tokens 300"),
+    ("learn", r"^(?!.*--draft )|--learn-tokens", "--learn-tokens 300"),
     ("validate", "", "--limit 2 --max-new-tokens 16 --repeats 1"),
     ("validate", "--acceptance sample", "--limit 4 --max-new-tokens 12 --draws 60 --repeats 2"),
     ("generate", "", "--max-new-tokens 16"),
     ("profile", "", "--sizes 1,2,4,8,16,32 --context 32,64 --repeats 1"),
     ("compare", "", "--test-limit 2 --max-new-tokens 12 --repeats 1 --learn-limit 4 --learn-tokens 200"),
     ("compare", "--prompts|--json", "--methods lookup,recycling,medusa,ngram"),  # README.md runs all methods
-    ("distill", "", "--self-talk 12 --max-new-tokens 24"),
+    ("distill", "", "--max-new-tokens 24"),
+    ("distill", "^(?!.*--prompts )", "--self-talk 12"),
     ("train", "", "--epochs 1 --batch-size 2 --holdout 2 --log-every 1"),
 )
 SMALL_DEMO = {"_PROMPTS": 12, "_TOKENS": 16, "_EVALUATED": 2, "_SAMPLED": 200}  # `treeopt demo` has no such options
 # Model or heads on the hub -> what runs in its place, a path of a file system being taken before a name on the hub.
 STAND_INS = {
-    "Qwen/Qwen3-0.6B": "MODEL",
+    "Qwen/Qwen3-0.6B": "DRAFT",
     "Qwen/Qwen3-8B": "MODEL",
     "HuggingFaceTB/SmolLM2-135M-Instruct": "MODEL",
     "FasterDecoding/medusa-vicuna-7b-v1.3": "HEADS",
@@ -128,6 +137,7 @@ Run = Callable[[str], Path]
 def prepare(folder: Path) -> None:
     """Put into a folder what no command of a page makes."""
     (folder / "MODEL").symlink_to(pocket())
+    (folder / "DRAFT").symlink_to(pocket_draft())
     shutil.copytree(pocket() / "heads", folder / "HEADS")
     config = json.loads((folder / "HEADS" / "config.json").read_text())
     (folder / "HEADS" / "config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(pocket())}))
@@ -188,3 +198,33 @@ def test_commands_run_in_the_order_of_the_page(page: str, run_page: Run) -> None
         for option in ("-o", "--chart", "--csv", "--svg"):
             if option in words:
                 assert (folder / words[words.index(option) + 1]).exists(), line
+
+
+def script_calls() -> list[str]:
+    """The calls of scripts of bench/ on pages, in blocks and sentences, that have arguments; NAME stands for any."""
+    texts = [(ROOT_FOLDER / page).read_text() for page in PAGES]
+    lines = [line for text in texts for line in re.findall(r"^(?:.*/)?python (bench/.*)$", text, flags=re.MULTILINE)]
+    codes = [" ".join(code.split()) for text in texts for code in re.findall(r"`python\s(bench/[^`]+)`", text)]
+    return sorted({call for call in (*lines, *codes) if " " in call and not re.search(r"\b[A-Z]{3,}\b", call)})
+
+
+class _ParsedError(Exception):
+    """The arguments of a script are parsed; nothing more is run."""
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("call", script_calls())
+def test_calls_of_scripts_parse(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script has the options of the page. tests/test_bench.py runs each script."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parsed(self: argparse.ArgumentParser) -> None:
+        parse(self)
+        raise _ParsedError
+
+    script, *arguments = shlex.split(call.partition(" > ")[0], comments=True)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    monkeypatch.syspath_prepend(str(ROOT_FOLDER / "bench"))
+    with pytest.raises(_ParsedError):
+        runpy.run_path(str(ROOT_FOLDER / script), run_name="__main__")

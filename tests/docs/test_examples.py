@@ -1,12 +1,15 @@
-"""The scripts of examples/ run on the built-in model and print what they promise."""
+"""The scripts and the notebook of examples/ run on the built-in model and print what they promise."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT_FOLDER
@@ -64,10 +67,67 @@ def test_chat_has_one_text_with_any_drafter(example: Example) -> None:
     assert len(re.findall(r"\[[\d.]+ tokens per step\]", printed)) == 4
 
 
-def test_tour_ends_with_the_stock_text(example: Example) -> None:
-    """The tour's tree decodes the text of its calibration, and larger trees take fewer steps."""
-    printed = example("tour.py")
-    assert "the text of the calibration, which stock generate wrote: True" in printed
-    taus = [float(tau) for tau in re.findall(r"nodes: ([\d.]+) tokens per step", printed)]
-    assert taus == sorted(taus)
+NOTEBOOK = ROOT_FOLDER / "examples" / "treeopt.ipynb"
+SVG = "image/svg+xml"
+
+
+def outputs(notebook: Any) -> list[tuple[str, list[str]]]:
+    """The printed text of each code cell, and its pictures."""
+    shown = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return [
+        (
+            "".join("".join(one["text"]) for one in cell if one.get("name") == "stdout"),
+            ["".join(one["data"][SVG]) for one in cell if SVG in one.get("data", {})],
+        )
+        for cell in shown
+    ]
+
+
+def check_promises(cells: list[tuple[str, list[str]]]) -> None:
+    """Decoding gives the stock text in the predicted steps, larger trees take fewer, and one picture has a path."""
+    printed = [text for text, _ in cells]
+    taus = [float(tau) for tau in re.findall(r"nodes: ([\d.]+) tokens per step", printed[3])]
     assert len(taus) == 6
+    assert taus == sorted(taus)
+    assert "the text of stock generate: True" in printed[6]
+    steps = re.findall(r"(\d+) steps predicted, (\d+) measured", printed[7])
+    assert len(steps) == 6
+    assert all(predicted == measured for predicted, measured in steps)
+    assert printed[8].count(": 4/4") == 4
+    assert [len(pictures) for _, pictures in cells] == [0, 0, 0, 0, 1, 0, 1, 0, 0, 0]
+    assert all("</svg>" in picture for _, pictures in cells for picture in pictures)
+
+
+def test_notebook_shows_what_it_promises() -> None:
+    """The stored outputs are those of a whole run from the top, small, without warnings and without a path."""
+    notebook = json.loads(NOTEBOOK.read_text())
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, 11))
+    assert {one["output_type"] for cell in code for one in cell["outputs"]} == {"stream", "execute_result"}
+    assert {one.get("name", "stdout") for cell in code for one in cell["outputs"]} == {"stdout"}
+    check_promises(outputs(notebook))
+    assert NOTEBOOK.stat().st_size < 50_000
+    assert not re.search(r"/(tmp|home|root|work)/", NOTEBOOK.read_text())
+    first = "".join(notebook["cells"][0]["source"])
+    assert first.splitlines()[2].startswith("This takes about a minute")
+
+
+def test_links_of_the_notebook_lead_somewhere() -> None:
+    """Its links are files of this repository."""
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    text = " ".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    links = re.findall(r"\]\(([^)#]+)\)", " ".join(text.split()))
+    assert len(links) == 3
+    assert [link for link in links if not (NOTEBOOK.parent / link).is_file()] == []
+
+
+@pytest.mark.slow
+def test_notebook_runs_in_jupyter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel executes all cells in an empty folder, which stays empty, and shows what the stored outputs promise."""
+    nbclient, nbformat = (pytest.importorskip(name, reason="needs Jupyter") for name in ("nbclient", "nbformat"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT_FOLDER), prepend=os.pathsep)
+    notebook = nbformat.read(NOTEBOOK, 4)
+    place = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=place).execute()
+    check_promises(outputs(notebook))
+    assert list(tmp_path.iterdir()) == []

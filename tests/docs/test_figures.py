@@ -2,8 +2,8 @@
 
 bench/figures.py runs the commands and stores what they print in docs/figures/; nothing runs here. A section with
 measured figures has the comment `<!-- figures: NAME ... -->`, which holds from there to the next heading. Figures are
-numbers with decimals and numbers of percent, in text and tables; code, headings, comments and addresses are left out,
-and so are names such as Qwen3-0.6B.
+numbers with decimals and numbers of percent, in text, tables and blocks of output (`text`); other code, headings,
+comments and addresses are left out, and so are names such as Qwen3-0.6B.
 """
 
 from __future__ import annotations
@@ -44,9 +44,18 @@ class Figure:
     names: tuple[str, ...]
 
 
+def _output(block: re.Match[str]) -> str:
+    """What is left of a block of code: the lines of output."""
+    lines = block[0].splitlines()[1:-1]
+    return "\n".join(["", *(f" {line.replace('`', ' ')}" if block[1] == "text" else "" for line in lines), ""])
+
+
 def without_code(page: str) -> list[str]:
-    """The lines of a page; those of fenced code are empty, and inline code, addresses and comments are cut out."""
-    page = re.sub(r"^```.*?^```$", lambda m: "\n" * m[0].count("\n"), page, flags=re.MULTILINE | re.DOTALL)
+    """The lines of a page; those of fenced code are empty, and inline code, addresses and comments are cut out.
+
+    Output (`text`) is kept, after a space: a line of it is no heading.
+    """
+    page = re.sub(r"^```(\w*)$.*?^```$", _output, page, flags=re.MULTILINE | re.DOTALL)
     page = re.sub(r"`[^`]*`", lambda m: "`" + "\n" * m[0].count("\n"), page)
     page = re.sub(r"\]\([^)]*\)|https?://\S+", "]", page)
     page = re.sub(r"<!--(?! figures:).*?-->", lambda m: "\n" * m[0].count("\n"), page, flags=re.DOTALL)
@@ -121,7 +130,8 @@ def names_in(page: str) -> set[str]:
 @pytest.mark.parametrize("page", CHECKED)
 def test_figures_are_those_of_the_stored_outputs(page: str) -> None:
     """Each figure of a page has its source, and the source has the figure."""
-    assert faults((ROOT_FOLDER / page).read_text(), stored_outputs(), published_in(page)) == []
+    found = faults((ROOT_FOLDER / page).read_text(), stored_outputs(), published_in(page))
+    assert not found, "\n".join(found)
 
 
 @looped("page", CHECKED)
@@ -153,6 +163,12 @@ def test_stored_outputs_are_of_one_machine_and_date(monkeypatch: pytest.MonkeyPa
         assert [command for command in script.FIGURES[name] if f"$ {command}" not in lines] == [], name
 
 
+def test_pages_are_listed_once() -> None:
+    """A second list of a page would replace the first."""
+    lines = Path(__file__).with_name("published.yaml").read_text().splitlines()
+    assert len([line for line in lines if not line.startswith(("#", " "))]) == len(PUBLISHED)
+
+
 @looped("page", PUBLISHED)
 def test_published_figures_are_used(page: str) -> None:
     """Each number of published.yaml is on its page, and each entry is a number in quotes and a source."""
@@ -168,8 +184,8 @@ PLANTED = """\
 <!-- figures: a -->
 The tree gives 2.64 tokens per step, `9.9` in code, [a link](https://example.org/7.7), 48.6 % of them.
 
-```text
-9.9
+```
+treeopt build --weight 9.9
 ```
 
 | Qwen3-0.6B | 1,234.5 | ± 0.4 % |
@@ -178,6 +194,10 @@ The tree gives 2.64 tokens per step, `9.9` in code, [a link](https://example.org
 A temperature of 0.7, and 30 to 40 %.
 <!-- figures: a b -->
 torch 2.13.0, a limit of 64.
+
+```text
+# tokens: 2.636
+```
 """
 OUTPUTS = {"a": "2.6361 tokens\t1234.52\n48.6% ± 0.4%", "b": "torch 2.13.0"}
 
@@ -194,6 +214,7 @@ OUTPUTS = {"a": "2.6361 tokens\t1234.52\n48.6% ± 0.4%", "b": "torch 2.13.0"}
         (("30 to 40", "31 to 40"), ["line 12: 31 % without a source"]),
         (("2.13.0", "2.13.1"), ["line 14: 2.13.1 not in a, b"]),
         (("figures: a b", "figures: a"), ["line 14: 2.13.0 not in a"]),
+        (("2.636", "2.637"), ["line 17: 2.637 not in a, b"]),
         (("figures: a -->", "figures: b -->"), [f"line {n} not in b" for n in ("3: 2.64", "3: 48.6 %")]),
     ],
 )

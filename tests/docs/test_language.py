@@ -23,7 +23,7 @@ DIALECT = (
     r"\bat hand\b",
     r"\bwho guess(?:es|ed)?\b",
     r"\btold\b",
-    r"(?<!frequently )\basked\b",
+    r"(?<!frequently )\basked\b(?! in \[)",  # of issues of other projects
     r"\bflatter(?:s|ed)?\b",
     r"\bstands\b(?! for)",
     r"\bsays? so\b",

@@ -302,3 +302,10 @@ def test_models_and_heads_that_cannot_draft_are_refused(base: Base) -> None:
     with pytest.raises(TreeoptError) as caught:
         measure_profile(recurrent, loaded_heads(recurrent), nodes=(2,), contexts=(8,), repeats=1)
     assert caught.value.code is Code.NO_TREES
+
+
+def test_static_trees_of_a_drafter_may_be_larger_than_policies(base: Base) -> None:
+    """The default sizes of `treeopt profile` include 256 nodes, more than per-step trees have."""
+    drafter = Drafter.untrained(base.vocab_size)
+    profile = measure_profile(base, None, nodes=(1, 256), contexts=(8,), repeats=1, drafter=drafter)
+    assert [point.nodes for point in profile.points] == [1, 256]

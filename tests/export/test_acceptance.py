@@ -255,7 +255,7 @@ def test_replay_compared_with_itself() -> None:
 
 @looped("factor, expected", [(1.0, True), (0.6, False), (1.6, False)])
 def test_other_acceptance_is_reported(factor: float, expected: bool) -> None:
-    """A figure outside the interval of the promise is not as promised."""
+    """A figure outside the interval of the promise is not as predicted."""
     calibration = random_calibration(4, sequences=30)
     replay = replay_chain(calibration, 3)
     found = compare_acceptance(replay, calibration, MeasuredAcceptance(replay.tokens_per_step * factor, None))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import treeopt
-from treeopt.optimize.curve import Curve, CurvePoint
+from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.curve import Curve, CurvePoint, Timing
 from treeopt.optimize.intervals import Interval
 from treeopt.optimize.select_method import Method
 from treeopt.plan.devices import Device
@@ -38,6 +41,7 @@ from treeopt.view.charts import (
     render_curve,
     render_plan,
 )
+from treeopt.view.themed import COLORS
 
 SVG = "{http://www.w3.org/2000/svg}"
 DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
@@ -120,6 +124,77 @@ def test_curve_marks_the_best_size() -> None:
         assert "best size" in labels(axes)
 
 
+def test_quartiles_of_timed_steps_are_bands() -> None:
+    """The band of overheads is that of the points, that of speedups the tokens per step over it; none at one node."""
+    curve = make(SIZES, TOKENS, SPEEDUPS)
+    ends = [None, *(Interval(0.9 * (one.overhead or 0), 1.2 * (one.overhead or 0), 0.5) for one in curve.points[1:])]
+    points = [replace(one, overhead_quartiles=each) for one, each in zip(curve.points, ends, strict=True)]
+    speedup, overhead = curve_panels(replace(curve, points=tuple(points)))[1:]
+    assert list(overhead.series[0].bands["_quartiles"]) == ends
+    for value, band in list(zip(SPEEDUPS, speedup.series[0].bands["_quartiles"], strict=True))[1:]:
+        assert band is not None
+        assert (band.low, band.high) == pytest.approx((value / 1.2, value / 0.9))
+
+
+def test_quartiles_come_from_the_profile() -> None:
+    """The quartiles of a step over the median of one node; steps without spread, and one node, have none."""
+    points = [
+        LatencyPoint(n, 1, 8, seconds, seconds * low, seconds * 1.5) for n, seconds, low in ((1, 2, 0.5), (4, 3, 0.8))
+    ]
+    timing = Timing(LatencyProfile.from_points(points))
+    found = timing.quartiles(4)
+    assert found is not None
+    assert (found.low, found.high, found.level) == pytest.approx((1.2, 2.25, 0.5))
+    assert timing.quartiles(1) is None
+    assert (
+        Timing(
+            LatencyProfile.from_points([replace(one, low=one.seconds, high=one.seconds) for one in points])
+        ).quartiles(4)
+        is None
+    )
+
+
+def test_charts_have_a_note_and_both_schemes() -> None:
+    """The note is drawn below the panels, with every color a variable that is defined for light and for dark."""
+    text = render_curve(make(SIZES, TOKENS, SPEEDUPS), "model", "a machine\nof $two$ lines")
+    drawn = [each.text for each in ElementTree.fromstring(text).iter(f"{SVG}text")]
+    assert {"model", "a machine", "of $two$ lines"} <= set(drawn)
+    assert " style=" not in text
+    light, dark = (
+        set(re.findall(r"(--[\w-]+):#", part)) for part in text.split("@media (prefers-color-scheme:dark)")[:2]
+    )
+    assert set(re.findall(r"var\((--[\w-]+)\)", text)) <= light
+    assert light <= dark
+    for color, variable in re.findall(r"(?:fill|stroke):(#\w+);(?:fill|stroke):var\(--([\w-]+)\)", text):
+        assert COLORS[color][0] == variable
+    assert not re.findall(r"(?:fill|stroke):#\w{6}(?!;(?:fill|stroke):var)", text), "every color follows the scheme"
+
+
+def test_text_that_looks_like_a_style_stays() -> None:
+    """A title that is written as an attribute is not taken for one."""
+    title = 'a style="fill: #000000" of mine'
+    root = ElementTree.fromstring(render_curve(make([1], [1.0], None), title))
+    assert title in [each.text for each in root.iter(f"{SVG}text")]
+
+
+def test_whole_numbers_have_whole_ticks() -> None:
+    """An axis of levels has no tick at 1.5."""
+    figure = chart_figure([Panel("levels", "tokens", [Series("t", range(1, 4), [1.0, 1.5, 1.7])])], "t")
+    figure.draw_without_rendering()
+    low, high = figure.axes[0].get_xlim()
+    assert [one for one in figure.axes[0].get_xticks() if low <= one <= high] == [1, 2, 3]
+
+
+def test_panels_of_one_axis_share_it() -> None:
+    """Only the last panel has the numbers and the name of the sizes, and no two axes are on one panel."""
+    figure = drawn_curve(make(SIZES, TOKENS, SPEEDUPS))
+    figure.draw_without_rendering()
+    assert [one.get_xlabel() for one in figure.axes] == ["", "", "nodes (root counted)"]
+    assert len({one.get_xlim() for one in figure.axes}) == 1
+    places = [one.get_position().bounds for one in figure.axes]
+    assert len(set(places)) == len(places) == 3
+
+
 def test_curve_without_a_profile_has_one_panel() -> None:
     """Without times there is neither speedup nor a best size, and the picture is shorter."""
     alone, both = (drawn_curve(make(SIZES, TOKENS, speedups)) for speedups in (None, SPEEDUPS))
@@ -136,9 +211,9 @@ def test_curve_tells_its_figures_in_words() -> None:
         "tokens per step, cross-validated: 1 at 1, 1.5 at 4",
         "tokens per step, cross-validated, prediction interval, 90%: 0.95 to 1.05 at 1, 1.45 to 1.55 at 4",
         "tokens per step, cross-validated, sampling interval, 90%: 0.975 to 1.025 at 1, 1.475 to 1.525 at 4",
-        "speedup over autoregressive, independent, uniform: 1 at 1, 1.2 at 4",
+        "speedup over autoregressive, median of timed steps, quartiles: 1 at 1, 1.2 at 4",
         "speedup over autoregressive, autoregressive decoding: 1 at 1, 1 at 4",
-        "overhead: one node = 1, independent, uniform: 1 at 1, 1.25 at 4",
+        "overhead: one node = 1, median of timed steps, quartiles: 1 at 1, 1.25 at 4",
     ]
 
 
@@ -185,7 +260,9 @@ def test_curve_escapes_and_cuts_its_title() -> None:
     assert root.findtext(f"{SVG}title") == '<b>&" $\\frac$'
     root = ElementTree.fromstring(render_curve(make([1], [1.0], None), "<a&b>" * 40))
     assert root.findtext(f"{SVG}title") == "<a&b>" * 40
-    assert "<a&b>" * 13 + "<a&b…" in [each.text for each in root.iter(f"{SVG}text")]
+    drawn = [each.text or "" for each in root.iter(f"{SVG}text") if "a&b" in (each.text or "")]
+    assert "".join(drawn) == ("<a&b>" * 40)[:127] + "…"
+    assert len(drawn) == 2, "the heading has two lines at most"
 
 
 @pytest.mark.slow
@@ -310,6 +387,15 @@ def test_every_line_has_the_figures_of_its_points(given: Any, labels: set[str]) 
         assert {line.get_gid() for line in lines} == labels
         points = sorted(tuple(xy) for line in lines for xy in line.get_xydata())
         assert points == sorted((point.nodes, getattr(point, figure)) for point in made.points)
+
+
+def test_plan_rings_the_fastest_size_of_each_line() -> None:
+    """Each batch has its own ring in both panels, at the best of its points; one is in the legend."""
+    made = plan(batches=(1, 4))
+    for axes in chart_figure(plan_panels(made), "title").axes:
+        rings = [line.get_xdata()[0] for line in axes.lines if line.get_gid() == "best"]
+        assert rings == [best.nodes for best in made.best]
+        assert labels(axes).count("best size") == 1
 
 
 def test_axes_have_their_scales() -> None:

@@ -24,6 +24,7 @@ from treeopt.view.report_data import PARTS, ReportInputs, report_data
 from treeopt.view.report_figures import (
     decoded_tokens,
     first_source,
+    headline,
     heat,
     interval_rows,
     source_legend,
@@ -94,6 +95,7 @@ def test_policy_allows_the_one_style_and_script_by_their_hashes(page: str) -> No
 def test_slower_is_a_verdict(speedup: float, slower: bool) -> None:
     """Below 1 the lead, the card, the table and the verdict say so; no figure looks like a win."""
     data = whole_data()
+    del data["comparison"]
     data["validations"][0]["speedup"] = speedup
     summary = (
         render_report(data).split("<main")[0] + render_report(data).split('id="summary"')[1].split("</section>")[0]
@@ -161,10 +163,15 @@ def test_summary_has_its_figures_in_their_places(page: str) -> None:
         ["nodes, 3 levels deep", "6"],
     ]
     assert cells(page, "summary")[1:] == [
-        ["validate.json", "6", "2.2398", "2.24", "1.25", "1.792 (1.7 to 1.9)", "7", "\u2713 lossless"]
+        ["tree of 6 nodes", "6", "2.2398", "2.24", "1.25", "1.792 (1.7 to 1.9)", "7", "\u2713 lossless"]
     ]
     [lead] = re.findall(r'<p class="lead">(.*?)</p>', page, re.S)
-    assert re.findall(r'data value="([^"]*)"', lead) == ["2.24", "1.792", "7"]
+    assert re.findall(r'data value="([^"]*)"', lead) == ["1.792", "2.24"]
+    words = " ".join(re.sub(r"<[^>]*>", "", lead).split())
+    assert words == (
+        "\u2713 lossless Fastest: tree of 6 nodes, 1.79\u00d7 as fast as autoregressive decoding, "
+        "with 2.24 tokens per step, measured on 7 texts."
+    )
 
 
 def test_tables_have_their_figures_in_their_places(page: str) -> None:
@@ -172,7 +179,14 @@ def test_tables_have_their_figures_in_their_places(page: str) -> None:
     sizes = cells(page, "sizes")
     assert sizes[2] == ["6 best", "2.231", "2.11 to 2.35", "2.02 to 2.44", "1.25", "1.7848"]
     assert sizes[3] == ["12", "2.4", "2.2 to 2.6", "2.1 to 2.7", "2.0", "1.2"]
-    assert cells(page, "intervals")[1] == ["heads, static", "6", "2.231", "", "2.11 to 2.35", "2.02 to 2.44"]
+    assert cells(page, "intervals")[1] == [
+        "Medusa heads, static trees",
+        "6",
+        "2.231",
+        "",
+        "2.11 to 2.35",
+        "2.02 to 2.44",
+    ]
     assert cells(page, "depth")[1:] == [["1", "", "0.71", "0.7"], ["2", "", "0.36", "0.37"], ["3", "", "0.17", "0.16"]]
     bars = re.findall(r'class="fill" width="([^"]*)".*?<line x1="([^"]*)" x2="([^"]*)"', page)
     assert bars == [("71.00", "70.00", "70.00"), ("36.00", "37.00", "37.00"), ("17.00", "16.00", "16.00")]
@@ -250,7 +264,7 @@ def test_verdict(change: dict[str, Any], words: str) -> None:
     """The verdict is that of the validation."""
     result = ValidationResult.model_validate({**VALIDATION, **change})
     page = render_report(report_data(ReportInputs(validations=[("v.json", result)])))
-    assert page.count(words) == 2
+    assert page.count(words) == 3
     assert ("equal greedy decoding token for token" in page) == (not change)
 
 
@@ -295,9 +309,9 @@ def test_intervals_are_on_one_axis() -> None:
     points = [point(4, 1.6, [1.58, 1.7], [1.55, 1.8]), point(8, 2.0, [1.9, 2.1], [1.8, 2.2])]
     other = [point(2, 1.9, [1.85, 1.95], [1.8, 2.0]), point(16, 2.25, [2.2, 2.3], [2.15, 2.45])]
     curves = [{"kind": "static", "best": 4, "points": points}, {"kind": "per step", "best": None, "points": other}]
-    data = {"calibrations": [{"file": "heads.safetensors", "curves": curves}]}
+    data = {"calibrations": [{"label": "heads", "curves": curves}]}
     rows = interval_rows(data)
-    assert [(row["name"], row["nodes"]) for row in rows] == [("heads, static", 4), ("heads, per step", 16)]
+    assert [(row["name"], row["nodes"]) for row in rows] == [("heads, static trees", 4), ("heads, per step trees", 16)]
     assert [row["places"] for row in rows] == [
         {"sampling": ["8.00", "20.00"], "prediction": ["5.00", "30.00"], "middle": "10.00"},
         {"sampling": ["70.00", "80.00"], "prediction": ["65.00", "95.00"], "middle": "75.00"},
@@ -305,8 +319,52 @@ def test_intervals_are_on_one_axis() -> None:
     assert [row["nodes"] for row in interval_rows({**data, "tree": {"nodes": 8}})] == [8, 16]
     for one in points:
         one["prediction"] = None
-    assert [row["name"] for row in interval_rows(data)] == ["heads, per step"]
+    assert [row["name"] for row in interval_rows(data)] == ["heads, per step trees"]
     assert interval_rows({}) == []
+
+
+def test_headline_is_the_fastest_plan() -> None:
+    """Of measured plans the fastest that is lossless; without any, the best size by the profile; else tokens alone."""
+    data = whole_data()
+    best = headline(data)
+    assert best is not None
+    assert (best["plan"], best["speedup"], best["tokens"]) == ("tree of 6 nodes", 1.792, 2.24)
+    data["comparison"]["rows"][1]["lossless"] = True
+    best = headline(data)
+    assert best is not None
+    assert (best["plan"], best["speedup"], best["tokens"]) == ("medusa, 16 nodes", 1.83, 2.51)
+    data["validations"][0] |= {"speedup": 9.0, "lossless": False}
+    best = headline(data)
+    assert best is not None
+    assert best["plan"] == "medusa, 16 nodes", "what is not lossless comes last"
+    del data["comparison"], data["validations"]
+    best = headline(data)
+    assert best is not None
+    assert (best["plan"], best["speedup"]) == ("Medusa heads, static tree of 6 nodes", 1.7848)
+    assert "not decoded" in best["how"]
+    assert best["lossless"] is None
+    for part in ("calibrations", "profile"):
+        del data[part]
+    assert headline(data) is None
+    assert 'id="verdict"' not in render_report(data)
+    data["validations"] = [whole_data()["validations"][0] | {"speedup": None}]
+    assert "<strong>tree of 6 nodes</strong>: a step decodes <strong>" in render_report(data)
+
+
+def test_labels_are_words() -> None:
+    """Names of files are in the provenance alone, and where two inputs are the same in words."""
+    page = render_report(whole_data())
+    shown = re.sub(r"<(script|style).*?</\1>", "", page.split('id="provenance"')[0], flags=re.S)
+    assert not re.findall(r"\w+\.(?:safetensors|yaml|json)", shown)
+    validation = ValidationResult.model_validate(VALIDATION)
+    other = validation.model_copy(update={"acceptance": "typical", "batch_size": 8})
+    given = [("a.json", validation), ("b.json", validation), ("c.json", other)]
+    labels = [one["label"] for one in report_data(ReportInputs(validations=given))["validations"]]
+    assert labels == [
+        "tree of 6 nodes (a.json)",
+        "tree of 6 nodes (b.json)",
+        "tree of 6 nodes, typical acceptance, batch 8",
+    ]
 
 
 def test_heat_is_the_root_of_the_share() -> None:
@@ -317,11 +375,12 @@ def test_heat_is_the_root_of_the_share() -> None:
 def test_panels_by_hand() -> None:
     """Each panel adds its height, and long headings are cut."""
     for count in (1, 3):
-        figure = chart_figure([Panel("x", "y", [Series("one", [1], [1.0])])] * count, "a" * 70)
-        assert figure.get_suptitle() == "a" * 70
+        figure = chart_figure([Panel("x", "y", [Series("one", [1], [1.0])])] * count, "a" * 64)
+        assert figure.get_suptitle() == "a" * 64
         assert len(figure.axes) == count
-        assert figure.get_size_inches().tolist() == [8.0, 3.5 * count]
-    assert titled_figure(3.5, "a" * 71).get_suptitle() == "a" * 69 + "…"
+        assert figure.get_size_inches().tolist() == pytest.approx([6.6, (2.5 + 0.2) * count + 0.16])
+    assert titled_figure(3.5, "a" * 129).get_suptitle() == "a" * 64 + "\n" + "a" * 63 + "…"
+    assert titled_figure(3.5, "a", "b\n" + "c " * 60).get_supxlabel().count("\n") == 2, "the note is wrapped"
 
 
 def test_sources_of_tokens() -> None:
@@ -356,7 +415,7 @@ def test_bars_by_hand() -> None:
     first, second = axes.patches
     assert (first.get_width(), second.get_width()) == (1.5, 0.0)
     assert first.get_facecolor() != second.get_facecolor()
-    assert axes.get_xlim() == (0.0, pytest.approx(2.9))
+    assert axes.get_xlim() == (0.0, pytest.approx(2 / (1 - 23 * 0.075 / (8.0 - 0.4 - 0.075))))  # room for 23 characters
     assert [text.get_text() for text in axes.texts] == [
         "1.50 (2.00 tokens/step)",
         "not timed (2.00 tokens/step), not lossless",

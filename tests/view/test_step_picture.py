@@ -91,6 +91,20 @@ def test_step_is_in_words(step: DraftedStep) -> None:
     assert "Step 2: after the root 'a', no draft accepted." in render_svg(step.tree, step=nothing)
 
 
+def test_a_step_says_how_to_read_it(step: DraftedStep) -> None:
+    """One line below the heading of a step, inside the picture and above the columns; none without a step."""
+    root = ElementTree.fromstring(render_svg(step.tree, label="token", step=step))
+    title, hint, *columns = (one for one in root.findall(f"{SVG}text"))
+    assert (hint.text or "").startswith("Left to right: each column is one more draft token. Red: accepted.")
+    heights = [float(one.attrib["y"]) for one in (title, hint, columns[0])]
+    assert heights == sorted(set(heights))
+    first = min(float(one.attrib["cy"]) for one in root.iter(f"{SVG}circle"))
+    assert first - 5 > heights[-1]
+    assert float(root.attrib["width"]) > 5.5 * len(hint.text or "")
+    assert float(root.attrib["height"]) > max(float(one.attrib["cy"]) for one in root.iter(f"{SVG}circle")) + 5
+    assert "Left to right" not in render_svg(step.tree)
+
+
 def test_node_without_a_draft_is_marked(step: DraftedStep) -> None:
     """It is hollow, without a token."""
     void = dataclasses.replace(step, tokens=(10, 11, None, 13, 14, 15), probabilities=(None, 0.75, None, 0.5, 0.2, 0.1))

@@ -49,7 +49,7 @@ _SHOWN_RANKS = 4
 
 
 def merge_calibrations(paths: Sequence[str | os.PathLike[str]]) -> CalibrationRun:
-    """The calibration of all shards of one run, or the texts of several calibrations of the same settings.
+    """Join the shards of one run, or calibrations of the same settings.
 
     Shards give the calibration of the run without `shard`, byte for byte, in any order. A prompt that is in several
     calibrations counts once.

@@ -18,25 +18,25 @@ from treeopt.version import VERSION
 # What people do -> command -> one line of help. treeopt.cli.<command>_command has the click command as `command`.
 GROUPS = {
     "Measure": {
-        "calibrate": "Measure how often the candidates of each head or level are right.",
-        "learn": "Learn a drafter from the model's own text, with heads or without.",
-        "profile": "Measure the time of a decode step by the size of the tree.",
+        "calibrate": "Measure how often a drafter's guesses are correct.",
+        "learn": "Learn a drafter from the model's own text, with or without heads.",
+        "profile": "Measure the seconds of a decoding step for trees of each size.",
         "merge": "Join shards of a calibration, or calibrations of different prompts.",
     },
     "Build": {
         "build": "Build the best tree for a number of nodes.",
-        "curve": "Tokens per step, overhead and speedup by the size of the tree.",
-        "plan": "Model overhead and speedup on a device that need not be at hand.",
+        "curve": "Print tokens per step, overhead and speedup for trees of each size.",
+        "plan": "Model overhead and speedup on a device that you do not have.",
     },
     "Look": {
-        "show": "Print a tree, what differs, why, rules it breaks, or what made it.",
+        "show": "Print a tree, compare it, explain a path, or check it for an engine.",
         "list": "List the trees and prompt sets that come with treeopt.",
         "render": "Draw a tree as SVG, DOT, or another format of graphviz.",
         "report": "Write calibrations, a tree and results as one HTML file.",
-        "reproduce": "Run the command that made a file again, and compare.",
+        "reproduce": "Run the command that made a file again, and compare the results.",
     },
     "Run": {
-        "validate": "Check that a tree is lossless and as predicted; measure its speed.",
+        "validate": "Check that a tree is lossless, and measure its speed.",
         "compare": "Compare methods of speculative decoding on your model and prompts.",
         "generate": "Continue a prompt with a tree, and stream the text.",
     },
@@ -48,11 +48,11 @@ GROUPS = {
     },
     "Train": {
         "distill": "Generate training texts with the base model.",
-        "train": "Train draft heads for a base model (Medusa-1).",
+        "train": "Train draft heads for a base model.",
     },
     "Set-up": {
         "demo": "Run every step on the built-in model, in about a minute.",
-        "doctor": "Check the installation, and say what to do where it does not work.",
+        "doctor": "Check the installation, and print how to fix what does not work.",
     },
 }
 COMMANDS = {name: what for commands in GROUPS.values() for name, what in commands.items()}

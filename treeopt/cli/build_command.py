@@ -59,7 +59,7 @@ class _Nodes(click.ParamType[int | str]):
 
 
 _NODES_HELP = f"Budget, root counted, at most {MAX_NODES:,} ({STEP_SIZES[-1]} for dynamic); auto: the fastest size."
-_ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a candidate as well."
+_ESTIMATE_HELP = "Of the estimate of node values; without --{}, the Medusa tree is a candidate as well."
 
 
 @command("build")
@@ -84,7 +84,10 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
 @click.option("--weights", type=click.Choice(WEIGHTS), default=DEFAULT_WEIGHTS, help=_ESTIMATE_HELP.format("values"))
 @max_rank_option
 @click.option(
-    "--for", "engine", type=click.Choice(list(ENGINES)), help="Keep the limits of an engine (treeopt show --for)."
+    "--for",
+    "engine",
+    type=click.Choice(list(ENGINES)),
+    help="Keep to the rules of an engine (treeopt show --for).",
 )
 @click.option("--max-depth", type=click.IntRange(min=0), help="Longest path [default: the number of levels].")
 @temperature_option
@@ -93,22 +96,23 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
 def run(console: Console, **options: Any) -> None:
     """Build the tree with the most tokens per step for a number of nodes.
 
-    Node values are estimated from the traces. Several estimates are compared by cross-validation over texts; the Medusa
-    tree (--values independent --weights uniform) is a candidate unless both options are given. Then the tree is
-    replayed over the traces, which gives exactly the steps of a decoder on that text; on traces of sampled texts, sums
-    of probabilities at their temperature.
+    Node values are estimated from the traces. Several estimates are compared by cross-validation over texts, among them
+    that of the Medusa tree (independent, uniform), unless both --values and --weights are given. The tree is then
+    replayed over the traces, which gives exactly the steps that a decoder takes on these texts. On traces of sampled
+    texts, replay adds up probabilities at their temperature.
 
-    With --kind dynamic the drafter's estimates choose the nodes of each step, so no tree is grown: the file holds the
-    number of nodes and the drafter. With --nodes auto each step takes the size that is worth its time.
+    With --kind dynamic the drafter's probabilities choose the nodes of each step: the file holds the number of nodes
+    and the drafter. With --nodes auto the size is chosen by the times of --profile, for such trees anew in each step.
 
     With --nodes auto and several of --profile, --batch-size or --context, none, chains, static and per-step trees are
     compared for each batch and context, and the best is written: of several a schedule, which --tree takes.
 
-    With --for or --max-rank the tree is the best one under these limits, and what they cost is printed.
+    With --for or --max-rank the tree is the best one within these limits; the tokens per step that the limits cost are
+    printed.
 
-    With --drafter auto calibrations of several drafters compete: the drafter, kind and size with the most tokens per
-    second by the profiles are taken, the time of drafting included. --kind and --nodes, where given, leave less to
-    choose from.
+    With --drafter auto calibrations of several drafters are compared, and the drafter, kind and size with the most
+    tokens per second by the profiles are chosen, the time of drafting included. --kind and --nodes, where given, limit
+    the choice.
     """
     check_outputs(options, options["output"], kind=TREE)
     check_suffix(options["output"], ".yaml", ".yml")

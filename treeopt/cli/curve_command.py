@@ -19,6 +19,7 @@ from treeopt.cli.options import (
     temperature_option,
 )
 from treeopt.defaults import CURVE_LARGEST, KINDS, MAX_NODES, ONE_NODE
+from treeopt.facts import machine
 from treeopt.files.outputs import PICTURE, write_marked
 from treeopt.progress import late
 
@@ -36,17 +37,17 @@ _LARGEST_HELP = f"Largest tree, at most {MAX_NODES:,} nodes [default: the profil
 @force_option
 @click.option("-o", "--output", default="curve.svg", help="File to write.")
 def run(console: Console, **options: Any) -> None:
-    """Show tokens per step, and with a profile overhead and speedup, for trees of each size.
+    """Print tokens per step, and with --profile overhead and speedup, for trees of each size.
 
-    Static trees are cross-validated: each text is replayed by trees that were fitted without it. The sampling interval
-    is that of the expected figure, the prediction interval that of the figure on as many new prompts, both 90 %.
+    Static trees are cross-validated: each text is replayed with trees that were built without it. The sampling interval
+    is that of the expected value, the prediction interval that of the value on as many new prompts; both are 90 %.
     Per-step trees (--kind dynamic) are not fitted to the traces.
     """
     from treeopt.files.calibrations import load_calibration
     from treeopt.files.profiles import load_profile
     from treeopt.models.origins import profile_for_others
     from treeopt.optimize.budget import check_priced
-    from treeopt.optimize.build_report import curve_report, few_texts, fitted_texts
+    from treeopt.optimize.build_report import curve_report, few_texts, fitted_texts, texts_of
     from treeopt.optimize.curve import Timing, calibration_curve
 
     if not options["profile"] and (options["batch"] != 1 or options["context"]):
@@ -66,8 +67,16 @@ def run(console: Console, **options: Any) -> None:
     with console.progress("curve") as progress:
         curve = calibration_curve(calibration, timing, **more, progress=late(progress))
     from treeopt.view.charts import render_curve
+    from treeopt.view.report_data import last_name
 
-    write_marked(options["output"], render_curve(curve), PICTURE, console.configuration)
+    title = f"{last_name(calibration.provenance.model) or 'a model'}: {options['kind']} trees by size"
+    note = f"Tokens per step (1 + accepted drafts): {texts_of(calibration)}."
+    if timing is not None:
+        of = timing.profile
+        context = options["context"] or max(of.contexts)
+        how = "Modelled seconds of a step, not measured" if of.provenance.get("modelled") else "Seconds of a step"
+        note += f"\n{how}: {machine(of.provenance)}; batch {options['batch']}, {context} tokens in the cache."
+    write_marked(options["output"], render_curve(curve, title, note), PICTURE, console.configuration)
     console.report(*curve_report(curve, calibration, options["kind"]))
     if options["kind"] == KINDS[0]:
         console.warn(*fitted_texts(calibration))

@@ -69,10 +69,10 @@ def _steps() -> Iterator[tuple[str, str]]:
 def run(console: Console, output: str, force: bool) -> None:
     """Calibrate, build, render, compile, validate and report on the built-in model, and print each command.
 
-    Four plans of one size are compared on other prompts than they were made from: the Medusa tree of the heads, a
-    static tree and per-step trees of a drafter heads+ngram, and per-step trees of a drafter without heads.
+    Four plans of one size are compared on held-out prompts: the Medusa tree of the heads, a static tree and per-step
+    trees of a drafter heads+ngram, and per-step trees of a drafter without heads.
 
-    The demo is offline, uses one thread, and takes about a minute. --force replaces the files of an earlier one.
+    The demo is offline, uses one thread, and takes about a minute. --force replaces the files of an earlier demo.
     """
     begin = time.monotonic()
     folder = make_folder(output)

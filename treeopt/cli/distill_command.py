@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.option("--opening-tokens", type=COUNT, default=32, help="Most tokens of a user turn or opening of --self-talk.")
 @click.option("--exclude", help="Evaluation prompts: prompts with the same text are left out.")
 @click.option("--temperature", type=Temperature(), default=0.0, help="0 is greedy.")
-@click.option("--seed", type=SEED, default=0, help="Of sampling.")
+@click.option("--seed", type=SEED, default=0, help="Seed of sampling.")
 @batch_option
 @work_options
 @click.option("-o", "--output", required=True, help="A .jsonl file.")
@@ -48,6 +48,8 @@ def run(console: Console, **options: Any) -> None:
 
     Conversations among the prompts are answered turn by turn, after the model's own answers. With --self-talk the model
     also writes the user turns (or, without a chat template, the openings of texts), at temperature 1.
+
+    Takes about a minute for 50,000 tokens of the built-in model on two CPU cores.
     """
     if (options["prompts"] is None) == (options["self_talk"] is None):
         raise click.UsageError("give either --prompts or --self-talk")

@@ -39,7 +39,7 @@ def run(context: click.Context, console: Console) -> None:
     """Check the installation: versions, device, memory, hub, caches, and a text decoded by the built-in model.
 
     ok: it works. warn: some commands or options need it. fail: treeopt cannot be used; the exit status is then 4. One
-    short request is sent to the hub, and none where HF_HUB_OFFLINE is set.
+    short request is sent to the hub, except where HF_HUB_OFFLINE is set.
     """
     checks = list(check_environment())
     console.table(["check", "status", "found"], [[one.name, one.status, one.found] for one in checks])
@@ -189,7 +189,7 @@ def check_cache() -> Iterator[Check]:
     if not os.access(known, os.W_OK):
         yield Check("cache", WARN, f"{folder} cannot be written: no model is downloaded", "export HF_HOME=FOLDER")
         return
-    fix = "make room, or export HF_HOME=FOLDER on another disk"
+    fix = "free some space, or export HF_HOME=FOLDER on another disk"
     yield _found("cache", f"{folder}, {free / 1e9:.1f} GB free", free >= LITTLE_DISK, fix)
 
 

@@ -44,8 +44,8 @@ def drafter_file_option(text: str) -> Option:
     return click.option("--drafter", callback=_check_file, help=text)
 
 
-_SAMPLED = "Sampled to learn a drafter from, beyond the greedy answers."
-_DEEPEST = "Of a learned drafter: its deepest draft; at least as many as there are heads."
+_SAMPLED = "Tokens to sample and learn from, besides the greedy answers."
+_DEEPEST = "Levels of a learned drafter; at least the number of heads."
 learning_options = group(  # of a drafter that is learned
     click.option("--learn-tokens", type=NOT_NEGATIVE, default=LEARN_TOKENS, help=_SAMPLED),
     click.option("--levels", type=click.IntRange(1, MAX_DEPTH), default=LEVELS, help=_DEEPEST),
@@ -98,7 +98,7 @@ def load_draft_model(
     except TreeoptError as error:
         if options["draft"] is None:  # the user did not name it
             error.at = f"{name}, the draft model that the drafter's file names"
-            error.fix = "--draft MODEL, that draft model in its present place"
+            error.fix = "--draft MODEL, with the present place of that draft model"
         raise
     if "output" in options:
         check_no_input(options["output"], draft.name)

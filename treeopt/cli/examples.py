@@ -25,7 +25,7 @@ treeopt build --nodes auto --profile profile.yaml -o fastest.yaml  # the fastest
 treeopt build --nodes 32 --for trtllm -o trtllm.yaml  # under the limits of an engine
 treeopt curve --largest 128  # tokens per step by nodes
 treeopt curve --profile profile.yaml -o speedup.svg  # with overhead and speedup
-treeopt plan --model vicuna-7b --device-preset a100-80gb-pcie --num-heads 5  # a model on a device that is not at hand
+treeopt plan --model vicuna-7b --device-preset a100-80gb-pcie --num-heads 5  # a model on a device that you do not have
 treeopt plan --model llama-2-7b --device-spec flops=312e12,bandwidth=1935e9 --batch-size 1,8  # a device by its figures
 treeopt compile mc_sim_7b_63 -o mc_sim.safetensors  # a published tree
 treeopt compile tree.yaml  # a tree that was built
@@ -44,7 +44,7 @@ treeopt generate - --drafter drafter.safetensors --acceptance sample --seed 1  #
 treeopt distill --model Qwen/Qwen3-0.6B --prompts prompts.jsonl -o answers.jsonl  # answers to prompts
 treeopt distill --model Qwen/Qwen3-0.6B --self-talk 1000 -o talks.jsonl  # conversations that the model writes alone
 treeopt train --model Qwen/Qwen3-0.6B --data answers.jsonl -o heads  # five heads
-treeopt train --stage 2 --heads heads --data answers.jsonl -o stage2  # heads and a LoRA adapter, from these heads on
+treeopt train --stage 2 --heads heads --data answers.jsonl -o stage2  # a LoRA adapter, and heads that start from these
 treeopt heads show FasterDecoding/medusa-vicuna-7b-v1.3  # heads of the hub
 treeopt heads show heads --json  # heads in a folder, for a program
 treeopt heads convert heads --for vllm -o heads-vllm  # for vLLM

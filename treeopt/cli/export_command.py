@@ -44,10 +44,10 @@ _SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
 @click.option("-o", "--output", help="A file [default: standard output]; sequoia: .pt or .json.")
 @force_option
 def run(console: Console, tree: str | None, engine: str, output: str | None, force: bool, **options: Any) -> None:
-    """Write TREE (a file, or a name from `treeopt list`) as an engine reads it, or settings for an engine.
+    """Write TREE (a file, or a name from `treeopt list`) in the format of an engine, or settings for an engine.
 
     A tree that the engine would refuse or misread is refused, with the rule and a remedy (`treeopt show --for`).
-    Values, expected tokens per step and sources stay behind: no engine reads them.
+    Values, expected tokens per step and sources are left out: no engine reads them.
 
     \b
     medusa      Medusa, Spec-Bench: paths as a Python list
@@ -61,7 +61,7 @@ def run(console: Console, tree: str | None, engine: str, output: str | None, for
     json        paths as JSON, for programs of your own
 
     With --calibration in place of TREE: settings of engines that take no fixed tree, with the tokens per step that
-    replay promises (vllm, sglang, trtllm, llamacpp, transformers, or chain for its length alone).
+    replay predicts (vllm, sglang, trtllm, llamacpp, transformers, or chain for its length alone).
 
     With --measured alone, the counters of an engine that ran K drafts give the tokens per step of all shorter chains,
     with 90 % intervals: no model is needed. --profile adds the fastest length.

@@ -54,14 +54,14 @@ _RULES = (GREEDY, SAMPLE, TYPICAL, REJECTION)
 def run(console: Console, prompt: str | None, **options: Any) -> None:
     """Continue PROMPT with a tree; `-`, or no PROMPT and a pipe, reads it from standard input.
 
-    --drafter alone takes the tree that the drafter recommends. Without --tree, --drafter and --heads, per-step trees of
-    16 nodes are drafted from the text so far.
+    With --drafter alone, the tree is the one that the drafter recommends. Without --tree, --drafter and --heads, each
+    step has a tree of 16 nodes drafted from the text so far.
 
-    greedy, sample and rejection give the text, or the distribution of texts, of the model alone; typical, which accepts
-    every draft that is likely enough, is lossy. rejection needs --draft, and neither tree nor drafter.
+    greedy, sample and rejection give the text, or the distribution of texts, of the base model alone. typical accepts
+    every draft token that is likely enough, and is lossy. rejection needs --draft, and takes neither tree nor drafter.
 
-    On a terminal the tokens of one step have the same color. In a pipe standard output is the answer, byte for byte.
-    With --compile the text is decoded twice, and only the second time is shown and timed.
+    On a terminal the tokens of one step have the same color. In a pipe, standard output is the answer, byte for byte.
+    With --compile the text is decoded twice, and only the second run is shown and timed.
     """
     text = _prompt(prompt)
     drawn = options["acceptance"] == REJECTION

@@ -64,7 +64,7 @@ def show(console: Console, heads: str) -> None:
 @force_option
 @click.option("-o", "--output", required=True, help="Folder.")
 def convert(console: Console, heads: str, output: str, force: bool, **options: Any) -> None:
-    """Write HEADS in the layout of an engine, with a config that it reads rightly; no value is changed.
+    """Write HEADS in the layout of an engine, with a config that it reads; no value is changed.
 
     vLLM and NxD Inference store an LM head. Heads that share that of their base model are written with it, so the base
     model is then loaded.

@@ -25,7 +25,7 @@ def run(console: Console, file: str, name: str, output: str, force: bool) -> Non
     NxD Inference, TensorRT-LLM), a token tree of NxD Inference, a growmap of Sequoia (.pt or .json). Nothing in the
     file is executed.
 
-    The paths above each path must be listed.
+    Every prefix of a path must be listed too.
     """
     found = treeopt.import_tree(file, name=name)
     check_outputs({"tree": file, "force": force}, output, kind=TREE, suffixes=(".yaml", ".yml"))

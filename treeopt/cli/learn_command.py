@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 )
 @draft_option(default="none")
 @learning_options
-@click.option("--temperature", type=Temperature(min_open=True), default=0.7, help="Of the sampling.")
-@click.option("--seed", type=SEED, default=0, help="Of sampling.")
+@click.option("--temperature", type=Temperature(min_open=True), default=0.7, help="Of sampling.")
+@click.option("--seed", type=SEED, default=0, help="Seed of sampling.")
 @batch_option
 @click.option(
     "--nodes",
@@ -55,20 +55,22 @@ if TYPE_CHECKING:
 def run(console: Console, **options: Any) -> None:
     """Learn a drafter from the model's own text, for a model with heads, with a draft model, or without either.
 
-    `heads+ngram`: the heads' guesses, rescored by an n-gram table and the text so far. `ngram`: the guesses of the
-    table, the text so far and the LM head; no heads are needed. `model+ngram`: the guesses of the draft model that
-    --draft names, rescored likewise; `model`: these alone, with probabilities fitted to the base's text.
+    `heads+ngram`: the guesses of the heads, rescored by an n-gram table and the text so far. `ngram`: the guesses of
+    the table, of the text so far and of the LM head; it needs no heads. `model+ngram`: the guesses of the draft model
+    (--draft), rescored in the same way. `model`: these guesses alone, with probabilities fitted to the base's text.
 
-    The base answers the prompts, and samples --learn-tokens more. Its greedy choices are counted in the table, and the
-    sources weighted by its answers. Base and heads do not change, and decoding stays lossless.
+    The base answers the prompts, and samples --learn-tokens more tokens. The n-gram table counts its greedy choices;
+    the answers decide the weights of the sources. Base and heads do not change, and decoding stays lossless.
 
-    Then trees of several sizes are built, measured on texts left out, and timed on this machine. The file stores the
-    one with the most tokens per second, which `generate` and `validate` use without --tree; it is the root alone, plain
-    decoding, where no tree is faster. With --dtype float32,bfloat16 steps are timed in both, and with --compile with
-    compiled forwards as well.
+    Then trees of several sizes are built, measured on held-out texts, and timed on this machine. The file stores the
+    tree with the most tokens per second, which `generate` and `validate` use without --tree. It is the root alone
+    (plain decoding) where no tree is faster. With --dtype float32,bfloat16 steps are timed in both dtypes, and with
+    --compile with compiled forwards as well.
 
-    For traces to build other trees from, use `treeopt calibrate --drafter FILE` on other prompts. Finished batches are
-    stored in OUTPUT.partial, for --resume.
+    To build other trees, run `treeopt calibrate --drafter FILE` on other prompts. Finished batches are stored in
+    OUTPUT.partial, for --resume.
+
+    Takes about 3 minutes for the built-in model and its prompts on two CPU cores.
     """
     drafter = chosen_drafter(options, HEADS_NGRAM)
     if drafter not in LEARNED:

@@ -21,10 +21,10 @@ from treeopt.defaults import CALIBRATION_FILE
 def run(console: Console, **options: Any) -> None:
     """Join the shards of a calibration, or calibrations of different prompts.
 
-    The shards that `treeopt calibrate --shard i/n` wrote give the calibration of the run without --shard, byte for
-    byte, in any order.
+    The shards of `treeopt calibrate --shard i/n`, in any order, give the same file, byte for byte, as a run without
+    --shard.
 
-    Calibrations of other prompts with the same model, drafter and settings give one of all texts.
+    Calibrations of different prompts with the same model, drafter and settings give one calibration of all texts.
     """
     check_outputs(options, options["output"], suffixes=(".safetensors",))
     from treeopt.calibrate.results import merge_calibrations

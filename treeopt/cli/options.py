@@ -162,7 +162,7 @@ chat_template_option = click.option("--chat-template/--no-chat-template", defaul
 
 
 def text_options(*, new_tokens: int = 128) -> Option:
-    most = click.option("--max-new-tokens", type=COUNT, default=new_tokens, help="Tokens of each answer at most.")
+    most = click.option("--max-new-tokens", type=COUNT, default=new_tokens, help="Most tokens of each answer.")
     return group(most, chat_template_option)
 
 
@@ -171,7 +171,7 @@ def prompt_options(*, new_tokens: int = 128) -> Option:
     prompts = "File (.json .jsonl .txt .parquet), hub data set, or a set of `treeopt list`."
     return group(
         click.option("--prompts", help=prompts),
-        click.option("--skip", type=NOT_NEGATIVE, default=0, help="Number of prompts to leave out at the start."),
+        click.option("--skip", type=NOT_NEGATIVE, default=0, help="Number of prompts to skip at the start."),
         click.option("--limit", type=COUNT, help="Number of prompts [default: all]."),
         text_options(new_tokens=new_tokens),
     )
@@ -191,10 +191,10 @@ def say_prompts(console: Console, prompts: PromptSet) -> None:
 
 
 step_options = group(  # the batch and the context at which steps are priced by a profile
-    click.option("--batch-size", "batch", type=COUNT, default=1, help="Batch of the profile."),
-    click.option("--context", type=COUNT, help="Context of the profile [default: its longest]."),
+    click.option("--batch-size", "batch", type=COUNT, default=1, help="Batch size, of those in the profile."),
+    click.option("--context", type=COUNT, help="Context, of those in the profile [default: its longest]."),
 )
-_RANK = f"Largest rank of a level [default: {DEFAULT_TOP_K - 1}]; 9 for engines that draft ten."
+_RANK = f"Largest rank of a level [default: {DEFAULT_TOP_K - 1}]; 9 for engines that draft ten tokens a level."
 max_rank_option = click.option("--max-rank", type=NOT_NEGATIVE, help=_RANK)
 
 
@@ -248,9 +248,9 @@ def acceptance_options(*, rules: tuple[str, ...], what: str) -> Option:
     return group(
         click.option("--acceptance", type=click.Choice(rules), default=GREEDY, help=what),
         click.option("--temperature", type=Temperature(), help=temperature),
-        click.option("--top-k", type=NOT_NEGATIVE, default=0, help="Of sampling; 0 is all tokens."),
-        click.option("--top-p", type=SHARE, default=1.0, help="Of sampling."),
-        click.option("--seed", type=SEED, help="Of sampling."),
+        click.option("--top-k", type=NOT_NEGATIVE, default=0, help="Of sampling: most likely tokens kept; 0 is all."),
+        click.option("--top-p", type=SHARE, default=1.0, help="Of sampling: probability kept."),
+        click.option("--seed", type=SEED, help="Seed of sampling."),
         click.option("--epsilon", type=SHARE, help="For typical [default: 0.09]."),
         click.option("--delta", type=SHARE, help="For typical [default: 0.3]."),
     )

@@ -24,7 +24,7 @@ from treeopt.shape import Drafting, ModelShape, shape_error
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
     from treeopt.plan.fit import EfficiencyFit
-    from treeopt.plan.planner import Acceptance
+    from treeopt.plan.planner import Acceptance, SpeedPlan
 
 
 _POWERS = ",".join(str(1 << power) for power in range(10))
@@ -35,7 +35,7 @@ _MODEL = "Folder with a config.json, that file, a hub name, or a known name such
 @click.option("--model", help=_MODEL)
 @click.option("--device-preset", help="Device with published figures, such as a100-80gb-pcie.")
 @click.option("--device-spec", help="Other devices: flops=312e12,bandwidth=1935e9[,memory=80e9], per second and bytes.")
-@click.option("--dtype", type=click.Choice(list(BYTES)), default="bfloat16", help="Of the weights.")
+@click.option("--dtype", type=click.Choice(list(BYTES)), default="bfloat16", help="Dtype of the weights.")
 @click.option("--kv-dtype", type=click.Choice(list(BYTES)), help="Of the KV cache [default: that of activations].")
 @click.option(
     "--attention",
@@ -45,14 +45,14 @@ _MODEL = "Folder with a config.json, that file, a hub name, or a known name such
 )
 @numbers_option("--nodes", default=[_POWERS], help="Sizes, root counted; 1 is always included.")
 @numbers_option("--batch-size", "batch", default=["1"], help="Texts decoded together.")
-@numbers_option("--context", default=["1024"], help="Tokens in the cache of each text.")
-@click.option("--heads", help="Medusa heads whose sizes count: folder, weights file or hub name.")
+@numbers_option("--context", default=["1024"], help="Tokens in the KV cache of each text.")
+@click.option("--heads", help="Medusa heads, of which only sizes are read: folder, weights file or hub name.")
 @click.option("--num-heads", type=click.IntRange(min=1), help="Or the number of Medusa heads [default: none].")
 @click.option("--shared-lm-head", is_flag=True, help="The heads of --num-heads share the base's LM head.")
 @click.option("--draft", help="Draft model, named as --model; with --levels.")
 @click.option("--levels", type=click.IntRange(min=1), help="Levels of the draft model: its forwards in a step.")
-@click.option("--host-seconds", type=FiniteRange(min=0.0), default=0.0, help="Seconds of drafting on the host a step.")
-@click.option("--calibration", help="Tokens per step by these traces [default: 1 + 0.477 ln nodes].")
+@click.option("--host-seconds", type=FiniteRange(min=0.0), default=0.0, help="Drafting on the host, in a step.")
+@click.option("--calibration", help="Traces to take tokens per step from [default: 1 + 0.477 ln nodes].")
 @click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], help="Kind of the trees.")
 @click.option("--fit", multiple=True, help="Measured profile of this device, of any model: its efficiency is fitted.")
 @click.option("--presets", is_flag=True, help="List the known models and devices, with sources.")
@@ -60,12 +60,13 @@ _MODEL = "Folder with a config.json, that file, a hub name, or a known name such
 @click.option("--chart", help="Write a chart of speedup and overhead: FILE.svg.")
 @click.option("-o", "--output", help="FILE.yaml: the modelled profile, for build and curve.")
 def run(console: Console, **options: Any) -> None:
-    """Model the seconds of a decode step, overhead and speedup, by nodes, batch and context.
+    """Model the seconds of a decoding step, overhead and speedup, by nodes, batch size and context.
 
-    Each operator takes the longer of computing and of moving its bytes. One node is autoregressive decoding without
-    drafting. Speedup is tokens per step / overhead. No weights are loaded and no accelerator is needed.
+    Each operator takes the longer of its computation and of moving its bytes (a roofline model). One node is
+    autoregressive decoding without drafting. Speedup is tokens per step divided by overhead. No weights are loaded and
+    no accelerator is needed.
 
-    With --calibration its heads count where no option names them.
+    With --calibration the heads are those of its drafter, where no option names them.
     """
     from treeopt.files.calibrations import load_calibration
     from treeopt.files.profiles import save_profile
@@ -73,7 +74,6 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.plan.operators import StepSetting
     from treeopt.plan.planner import plan_speedup
     from treeopt.plan.step_model import Efficiency, StepModel
-    from treeopt.view.charts import render_plan
 
     if options["presets"]:
         check_apart(*options)
@@ -102,8 +102,7 @@ def run(console: Console, **options: Any) -> None:
     if options["output"] is not None:
         save_profile(with_configuration(plan.profile(), console.configuration), options["output"])
     if options["chart"] is not None:
-        picture = render_plan(plan, f"{shape.name} on {device.name}, {setting.dtype}")
-        write_marked(options["chart"], picture, PICTURE, console.configuration)
+        write_marked(options["chart"], _chart(plan), PICTURE, console.configuration)
     written = {name: options[name] for name in ("output", "chart") if options[name] is not None}
     for file in written.values():
         console.note(f"wrote {file}")
@@ -111,6 +110,19 @@ def run(console: Console, **options: Any) -> None:
 
 
 command = run
+
+
+def _chart(plan: SpeedPlan) -> str:
+    """The chart, which says that it is modelled, and by what."""
+    from treeopt.view.charts import render_plan
+    from treeopt.view.report_data import last_name
+
+    model, setting = plan.model, plan.model.setting
+    title = f"{last_name(model.shape.name)} on {model.device.name}, {setting.dtype}: modelled, not measured"
+    found = [sorted({getattr(best, name) for best in plan.best}) for name in ("batch", "context")]
+    batches, contexts = (", ".join(map(str, each)) for each in found)
+    of = f"batch {batches}; {contexts} tokens in the cache; {setting.attention} attention"
+    return render_plan(plan, title, "\n".join([f"Modelled by treeopt plan: {of}.", *plan.assumptions()]))
 
 
 def _device(options: Mapping[str, Any]) -> Device:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     default=[",".join(map(str, PROFILE_NODES))],
     help="Nodes, root counted; 1 is always included.",
 )
-@numbers_option("--context", help=f"Tokens in the cache [default: {PROFILE_CONTEXT}, or the maximum of the model].")
+@numbers_option("--context", help=f"Tokens in the KV cache [default: {PROFILE_CONTEXT}, or as many as fit].")
 @numbers_option("--batch-size", "batch", default=["1"], help="Texts decoded together.")
 @drafter_file_option("Time the trees of this drafter file [default: the guesses of the heads].")
 @draft_option()
@@ -44,19 +44,25 @@ if TYPE_CHECKING:
     "--repeats",
     type=click.IntRange(min=1),
     default=PROFILE_REPEATS,
-    help="Rounds over all sizes; the quieter half counts.",
+    help="Rounds over all sizes; the faster half counts.",
 )
 @compile_option
 @force_option
 @click.option("-o", "--output", default=PROFILE_FILE, help="File to write.")
 def run(console: Console, **options: Any) -> None:
-    """Time one decode step, drafting included, by the size of the tree.
+    """Measure the seconds of a decoding step, drafting included, for trees of each size.
 
-    All sizes take turns in every round. The step of one node is autoregressive decoding by the same loop, without
-    drafts; overheads refer to it. `build --nodes auto` takes a profile of its own --kind and of its calibration's
-    drafter. With --model alone and no --drafter, drafts are those of an n-gram drafter with an empty table.
+    All sizes are timed in turn in every round. The step of one node is autoregressive decoding by the same loop,
+    without drafts; overheads are relative to it. A step takes longer after more text: give the length of your texts as
+    --context. The default is 512 tokens, or as many as leave room for the largest tree where the model has fewer
+    positions.
+
+    `build --nodes auto` takes a profile of the same --kind and of its calibration's drafter. With --model alone and no
+    --drafter, drafts are those of an n-gram drafter with an empty table.
 
     Of several dtypes the first is written to OUTPUT, and each other one to a file with the dtype before the suffix.
+
+    Takes about half a minute for the built-in model on two CPU cores.
     """
     from treeopt.files.drafters import load_drafter
     from treeopt.files.profiles import save_profile
@@ -100,7 +106,7 @@ def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None
     draft = load_draft_model(console, options, base, drafter)
     console.warn(*drafter_for_others(drafter, models_ids(base, loaded, draft)))
     with console.progress("profile") as progress:
-        return measure_profile(
+        profile = measure_profile(
             base,
             loaded,
             nodes=options["sizes"],
@@ -112,6 +118,13 @@ def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None
             draft=draft,
             progress=progress,
         )
+    if not options["context"]:
+        context = profile.points[0].context
+        most = f"of {base.context} positions, as many as leave room for the trees" if context < PROFILE_CONTEXT else ""
+        console.note(
+            f"context  {context} tokens{f' ({most})' if most else ''}; shorter texts have faster steps: --context"
+        )
+    return profile
 
 
 def _compared(profiles: Sequence[LatencyProfile]) -> Iterator[Part]:
@@ -143,7 +156,7 @@ def _parts(profile: LatencyProfile) -> Iterator[Part]:
     source = profile.provenance
     yield Table(columns, profile.points)
     yield (
-        f"{source['kind']} trees, drafter {source['drafter_name']}: median of the quieter half of {source['repeats']} "
+        f"{source['kind']} trees, drafter {source['drafter_name']}: median of the faster half of {source['repeats']} "
         f"rounds ({source['dtype']}, {source['device']}, {threads(source['threads'])}, {source['attention']} "
         "attention); spread: quartile distance / median; overhead: to one node, without drafts"
     )

@@ -44,10 +44,10 @@ _OUTPUT = "an .svg or .dot file; .png, .pdf, ... need graphviz [default: TREE.sv
 @click.option(
     "--label",
     type=click.Choice(LABELS),
-    help="Of nodes; probability: the values of the tree, with --example those of the base model "
+    help="Label of nodes; probability: the values of the tree, with --example those of the base model "
     "[default: rank; with --example token].",
 )
-@click.option("--theme", type=click.Choice(THEMES), default="auto", help="auto: the reader's.")
+@click.option("--theme", type=click.Choice(THEMES), default="auto", help="auto: that of the reader's system.")
 @click.option("--example", metavar="PROMPT", help="Decode PROMPT and draw one step: its tokens, accepted ones in red.")
 @click.option("--step", type=click.IntRange(min=1), default=1, help="Which step of --example.")
 @drafter_file_option("Of --example: drafter file, without TREE with the tree it recommends [default: that of TREE].")
@@ -55,11 +55,12 @@ _OUTPUT = "an .svg or .dot file; .png, .pdf, ... need graphviz [default: TREE.sv
 @chat_template_option
 @model_options(dtype="auto")
 def run(console: Console, tree: str | None, **options: Any) -> None:
-    """Draw TREE (a file, or a name from `treeopt list`): one column per level, width and color by a node's value.
+    """Draw TREE (a file, or a name from `treeopt list`): one column per level; width and color of a node show its
+    value.
 
     --example PROMPT continues a prompt greedily and draws one step of it: the token of each node, and in red the
-    accepted path and the token after it. TREE may then be a policy, whose tree of that step is drawn; models, drafters
-    and the tree without TREE are those of `treeopt generate`.
+    accepted path and the token after it. TREE may then be a policy, whose tree of that step is drawn. Models and
+    drafters, and the tree without TREE, are chosen as in `treeopt generate`.
     """
     from treeopt.files.outputs import PICTURE
     from treeopt.files.trees import load_tree

@@ -30,9 +30,9 @@ from treeopt.progress import late
 @force_option
 @click.option("-o", "--output", default="report.html", help="An .html file.")
 def run(console: Console, **options: Any) -> None:
-    """Write a report as one HTML file to send: it loads nothing, and contains its figures as JSON.
+    """Write a report as one HTML file: it loads nothing from the network, and contains its figures as JSON.
 
-    Every input is optional, and one is needed.
+    Every input is optional; give at least one.
     """
     from treeopt.optimize.build_report import fitted_texts
     from treeopt.view.report import render_report

@@ -30,7 +30,7 @@ from treeopt.files.same import compare_files, content_of
 
 _DRAFTER_SUFFIX = ".drafter.safetensors"  # of a drafter that calibrate learned, named after the calibration
 _MOST_THREADS = 1 << 16
-_MEANING = {"identical": ": the same bytes", "equal": ": the same values, but for the clock, the machine and names"}
+_MEANING = {"identical": ": the same bytes", "equal": ": the same values, except for times, the machine and names"}
 
 
 @command("reproduce")
@@ -39,13 +39,15 @@ _MEANING = {"identical": ": the same bytes", "equal": ": the same values, but fo
 @click.option("--device", help="cpu, cuda, cuda:1, ...")
 @click.option("--device-map", type=click.Choice(["auto"]), help="auto: divide the model among all GPUs.")
 def run(console: Console, file: str, mapped: tuple[str, ...], **devices: str | None) -> None:
-    """Run the command that made FILE again, from the inputs that it was made from, and compare.
+    """Run the command that made FILE again, from the same inputs, and compare the results.
 
     FILE is any file that stores its options (`treeopt show FILE --options`); it is never replaced. Names of inputs are
-    relative to the folder in which the command was run. Inputs with another content are refused (E207).
+    relative to the folder in which the command was run. An input whose content has changed is refused (E207).
 
-    Exit status 0: the same bytes, or the same values but for those that follow from the clock, the machine, and names
-    of files. Exit status 6: another result; the first difference is printed.
+    Exit status 0: the same bytes, or the same values except for times, the machine, and names of files. Exit status 6:
+    another result; the first difference is printed.
+
+    Takes as long as the command that made FILE.
     """
     made = _checked(Path(file), mapped)
     [name] = set(made).difference(NO_COMMANDS)

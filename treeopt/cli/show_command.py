@@ -36,22 +36,22 @@ _RANKS = re.compile(r"\[?\(?\s*(\d{1,9}(?:\s*,\s*\d{1,9})*)?\s*,?\s*\)?\]?")
 def run(console: Console, tree: str, calibration: str | None, **options: Any) -> None:
     """Print the tree FILE (or a name from `treeopt list`): one line for each node, with its rank and value.
 
-    A file is YAML of treeopt, or holds a medusa_choices list: [[0], [0, 0], [1]] in JSON or Python. For a policy of
-    per-step trees, sizes and costs are printed, for a schedule its plan at each batch and context.
+    FILE is a tree in the YAML of treeopt, or a medusa_choices list: [[0], [0, 0], [1]] in JSON or Python. For a policy
+    of per-step trees, sizes and costs are printed, for a schedule its plan at each batch and context.
 
-    With --against, paths with - are in FILE alone, with + in the other tree alone; with --calibration both are
-    replayed over the same traces, and the interval of the difference in tokens per step is a paired bootstrap over
+    With --against, paths with - are only in FILE, and paths with + only in the other tree. With --calibration too, both
+    are replayed over the same traces; the interval of the difference in tokens per step is a paired bootstrap over
     texts.
 
-    With --path: the place of the path in the order of values, of which the tree has the first ones; with --calibration
-    the values are estimated by the method in the tree's file, or by Medusa's where it names none.
+    With --path, the place of the path in the order of values is printed: a tree holds the first ones. With
+    --calibration the values are estimated by the method in the tree's file, or by Medusa's where it names none.
 
-    With --for, an error is what an engine would refuse or misread, a warning what depends on how it was built
-    (docs/develop/formats.md). The exit status is 3 where there is an error; with --for all, only where a list is not a
-    tree.
+    With --for, the rules of an engine that the tree breaks are printed (docs/develop/formats.md). An error is what the
+    engine would refuse or misread; a warning depends on how the engine was built. The exit status is 3 where there is
+    an error; with --for all, only where a list is not a tree.
 
-    With --options, FILE is any file that a command wrote, a folder of heads, or a result of --json; defaults are
-    among its options, outputs such as -o are not.
+    With --options, FILE is any file that a command wrote, a folder of heads, or a result of --json. Its options are
+    printed, defaults included, outputs such as -o left out.
     """
     check_apart("against", "path", "engine", "stored")
     check_belongs(("calibration",), "a tree that is replayed", not (options["engine"] or options["stored"]))

@@ -31,20 +31,25 @@ _JOINT = ("rank", "alpha", "dropout", "heads_rate", "heads_weight", "heads_sched
 
 _NOT_ALL = FiniteRange(0, 1, max_open=True)
 _STAGES = "1: the heads alone (Medusa-1). 2: the heads and a LoRA adapter of the base (Medusa-2)."
-_WEIGHT = "Stage 2: weight of the heads' loss [default: 0.2, or 0.01 on the sine]."
-_SCHEDULE = "Stage 2 [default: constant with --heads, else sine]."
+_WEIGHT = "Stage 2: weight of the heads' loss [default: 0.2, or 0.01 with sine]."
+_SCHEDULE = "Stage 2: schedule of that weight [default: constant with --heads, else sine]."
 _joint_options = group(  # of stage 2
     click.option("--stage", type=click.IntRange(1, 2), default=1, help=_STAGES),
-    click.option("--heads", help="Stage 2: heads to start from, as those of stage 1 [default: new ones]."),
-    click.option("--rank", type=COUNT, default=32, help="Stage 2: of the adapter."),
+    click.option("--heads", help="Stage 2: heads to start from, such as those of stage 1 [default: new ones]."),
+    click.option("--rank", type=COUNT, default=32, help="Stage 2: rank of the adapter."),
     click.option("--alpha", type=ABOVE_ZERO, default=16.0, help="Stage 2: scale of the adapter."),
-    click.option("--dropout", type=_NOT_ALL, default=0.05, help="Stage 2: of the adapter."),
-    click.option("--heads-rate", type=ABOVE_ZERO, default=4.0, help="Stage 2: rate over the adapter's."),
+    click.option("--dropout", type=_NOT_ALL, default=0.05, help="Stage 2: dropout of the adapter."),
+    click.option(
+        "--heads-rate",
+        type=ABOVE_ZERO,
+        default=4.0,
+        help="Stage 2: heads' learning rate / adapter's.",
+    ),
     click.option("--heads-weight", type=ABOVE_ZERO, help=_WEIGHT),
     click.option("--heads-schedule", type=click.Choice(["constant", "sine"]), help=_SCHEDULE),
-    click.option("--self-distill", is_flag=True, help="Stage 2: keep the base's distribution, not the texts'."),
+    click.option("--self-distill", is_flag=True, help="Stage 2: learn the base's distribution, not the texts'."),
 )
-_RATE = "Peak of the heads' rate [default: 0.001]; at stage 2 of the adapter's [default: 0.0005]."
+_RATE = "Peak of the heads' learning rate [default: 0.001]; at stage 2 of the adapter's [default: 0.0005]."
 
 
 @command("train")
@@ -61,24 +66,26 @@ _RATE = "Peak of the heads' rate [default: 0.001]; at stage 2 of the adapter's [
 @click.option("--batch-size", type=COUNT, default=8, help="Texts of one forward.")
 @click.option("--accumulate", type=COUNT, default=1, help="Forwards of one step.")
 @click.option("--learning-rate", type=ABOVE_ZERO, help=_RATE)
-@click.option("--warmup", type=_NOT_ALL, default=0.05, help="Share of the steps.")
-@click.option("--weight-decay", type=FiniteRange(min=0), default=0.0, help="Of the weights.")
-@click.option("--holdout", type=NOT_NEGATIVE, default=0, help="Texts held out, by which the heads are judged.")
-@click.option("--log-every", type=COUNT, default=10, help="Steps of a log line.")
+@click.option("--warmup", type=_NOT_ALL, default=0.05, help="Share of the steps in which the rate rises.")
+@click.option("--weight-decay", type=FiniteRange(min=0), default=0.0, help="Weight decay.")
+@click.option("--holdout", type=NOT_NEGATIVE, default=0, help="Texts held out to evaluate the heads.")
+@click.option("--log-every", type=COUNT, default=10, help="Steps between log lines.")
 @click.option("--bf16", is_flag=True, help="Mixed precision in the heads; their weights stay float32.")
 @chat_template_option
-@click.option("--seed", type=SEED, default=0, help="Of the order of the texts.")
+@click.option("--seed", type=SEED, default=0, help="Seed of the order of the texts.")
 @click.option("--resume", is_flag=True, help="Continue the unfinished run in the output folder.")
 @click.option("--force", is_flag=True, help="Replace heads, and delete an unfinished run, in the output folder.")
 @click.option("-o", "--output", required=True, help="Folder for the heads.")
 def run(console: Console, **options: Any) -> None:
     """Train draft heads for a base model (Medusa-1), or heads and a LoRA adapter of the base (Medusa-2).
 
-    Training texts should resemble the texts that will be drafted: use `treeopt distill` with prompts like yours. Losses
+    Training texts should resemble the texts that you will decode: use `treeopt distill` with prompts like yours. Losses
     and accuracies are written to metrics.jsonl in the output folder.
 
-    Stage 2 changes the base's distribution, little with --self-distill. Its adapter is written to OUTPUT/adapter, for
-    --adapter of other commands. It needs the package peft.
+    Stage 2 changes the distribution of the base, only a little with --self-distill. Its adapter is written to
+    OUTPUT/adapter, for --adapter of other commands. It needs the package peft.
+
+    On two CPU cores, takes minutes for a model of a few million parameters, and hours from 100 million on.
     """
     check_inputs()
     _check_options(options)

@@ -43,31 +43,34 @@ _RULES = (GREEDY, SAMPLE, TYPICAL)
 @compile_option
 @acceptance_options(rules=_RULES, what="sample and typical: what is validated differs, see the command's help.")
 @click.option("--draws", type=click.IntRange(min=0), help="For sample: texts of a test, 0 for none [default: 1000].")
-@click.option("--judge", type=click.IntRange(min=0), help="Differing texts judged in float64, 0 for none [default: 5].")
+@click.option("--judge", type=click.IntRange(min=0), help="Differing texts examined in float64; 0: none [default: 5].")
 @click.option("--min-tokens-per-step", type=FiniteRange(min=0), help="Minimum; exit status 6 below it.")
 @click.option("--min-speedup", type=FiniteRange(min=0), help="Minimum for the median repeat; exit status 6 below it.")
 def run(console: Console, **options: Any) -> None:
-    """Decode every prompt with the tree, autoregressively, by stock `generate` and by prompt lookup, and compare.
+    """Decode every prompt with the tree, autoregressively, with stock `generate` and with prompt lookup, and compare.
 
-    Lossless means: token for token the text of stock greedy `generate`. The first --judge differing texts are judged by
-    a float64 forward on the CPU. The cause is a tie (equal logits), rounding (a gap below the resolution of the dtype)
-    or a bug. Exit status 5 for a bug; in float32 also for rounding and for a difference that was not judged. In half
-    precision these two are no failures, so use float32 to prove that a tree is lossless.
+    Lossless means that the text is, token for token, that of stock greedy `generate`. The first --judge texts that
+    differ are examined by a float64 forward on the CPU. The cause is a tie (equal logits), rounding (a gap below the
+    resolution of the dtype) or a bug. The exit status is 5 for a bug; in float32 also for rounding and for a difference
+    that was not examined. In bfloat16 and float16 these two are no failures, so use float32 to show that a tree is
+    lossless.
 
-    --drafter alone takes the tree that the drafter recommends. Without --tree, --drafter and --heads, per-step trees of
-    16 nodes are drafted from the text so far. The prediction is independent of the decoder: a separate teacher-forced
-    pass, and replay.
+    With --drafter alone, the tree is the one that the drafter recommends. Without --tree, --drafter and --heads, each
+    step has a tree of 16 nodes drafted from the text so far. The prediction does not use the decoder: it is a separate
+    teacher-forced pass, and replay.
 
     Prompts with `turns` (MT-bench, Spec-Bench) are decoded turn by turn, each after the model's answer. Metrics are
     printed for each turn and each `category`.
 
-    --acceptance sample decodes every prompt --repeats times. Lossless means: the first tokens after the four shortest
-    prompts, --draws times each, have the distribution of the base and of stock `generate` (chi-square tests; exit
-    status 5 where a p-value times the number of tests is below 1e-4). --acceptance typical is lossy: its texts are
-    compared with greedy and sampled texts.
+    --acceptance sample decodes every prompt --repeats times. Lossless then means that the first tokens after the four
+    shortest prompts, drawn --draws times each, have the distribution of the base model and of stock `generate`
+    (chi-square tests; exit status 5 where a p-value times the number of tests is below 1e-4). --acceptance typical is
+    lossy: its texts are compared with greedy and sampled texts.
 
-    --nproc divides the batches among processes. Processes on one CPU slow each other down, so speeds are to be
-    compared within a run only.
+    --nproc divides the batches among processes. Processes on one CPU slow each other down, so compare speeds only
+    within a run.
+
+    Takes about 10 minutes for the built-in model and its 256 prompts on two CPU cores; with --limit 20, a minute.
     """
     source = chosen_prompts(options)
     check_inputs()

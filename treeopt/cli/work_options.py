@@ -57,7 +57,7 @@ batch_option = click.option(  # of commands that store their batches
     callback=_batch_size,
     metavar="N|auto",
     default="16",
-    help=f"Prompts decoded together; {AUTO}: {AUTO_BATCH}, and half as many wherever memory runs out.",
+    help=f"Prompts decoded together; {AUTO}: {AUTO_BATCH}, halved where memory runs out.",
 )
 
 
@@ -74,7 +74,7 @@ shard_option = click.option(  # of a command whose batches can be divided among 
     "--shard",
     callback=_shard,
     metavar="i/n",
-    help="Work on part i of n, from 0, and write it for `treeopt merge` [-o calibration.i-of-n.safetensors].",
+    help="Calibrate part i of n (from 0), for `treeopt merge` [-o calibration.i-of-n.safetensors].",
 )
 work_options = group(  # of commands that store their batches in a work folder, and can divide them
     nproc_option,

@@ -150,7 +150,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class TreeDecoder:
-    """A base model, the trees of a drafter and an acceptance rule, which decode any number of texts.
+    """A decoder of any number of texts: a base model, the trees of a drafter and an acceptance rule.
 
     Args:
         base: a loaded `Base`, or any stock causal language model of `transformers`.

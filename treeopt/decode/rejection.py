@@ -33,7 +33,7 @@ _OTHER_SEED = 0x5851F42D4C957F2D  # drafts are drawn independently of the target
 
 @dataclass(frozen=True)
 class Rejection(Sample):
-    """Speculative sampling; settings, and the distribution of the texts, as `Sample`.
+    """Speculative sampling by the probabilities of a draft model; settings and distribution are those of `Sample`.
 
     It is for the drafts of a `DrawnChain`. Drafts of other trees are accepted as by `Sample`.
     """
@@ -55,7 +55,7 @@ class Rejection(Sample):
 
 
 class DrawnChain:
-    """A tree source: at every step a chain of tokens that are drawn from a draft model, each after the ones before.
+    """Chains of tokens drawn from a draft model: at every step one, each token after the ones before.
 
     Args:
         base: the base model.

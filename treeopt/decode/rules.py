@@ -143,7 +143,7 @@ class Rule(ABC):
 
 @dataclass(frozen=True)
 class Greedy(Rule):
-    """The base's most likely token after every node: the text of autoregressive greedy decoding."""
+    """The text of autoregressive greedy decoding: the base's most likely token after every node."""
 
     def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         return best(logits)
@@ -151,7 +151,7 @@ class Greedy(Rule):
 
 @dataclass(frozen=True)
 class Sample(Rule):
-    """Text with the distribution of autoregressive sampling, at any temperature, top-k and top-p.
+    """Text with the distribution of autoregressive sampling; at any temperature, top-k and top-p.
 
     One token is drawn after every node, for all paths through it, and the draft that equals it is accepted. Drafts do
     not depend on the draws, so each emitted token is one sample of the target distribution at its position.
@@ -206,7 +206,7 @@ class Sample(Rule):
 
 @dataclass(frozen=True)
 class Typical(Rule):
-    """Accept drafts that are likely enough (`typical`); roots are the base's most likely tokens. LOSSY.
+    """Accept drafts that are likely enough (lossy); roots are the base's most likely tokens.
 
     Args:
         temperature: of the base's distribution; 0 is greedy, and exact.

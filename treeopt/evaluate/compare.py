@@ -294,7 +294,7 @@ def compare(
     progress: Progress = silent,
     **options: Any,
 ) -> Comparison:
-    """Decode prompts by every method of speculative decoding in turn, and compare tokens per step and speed.
+    """Compare methods of speculative decoding by tokens per step and speed.
 
     The methods are autoregressive decoding by our loop, stock `generate`, its prompt lookup and assisted generation,
     Token Recycling, the published tree mc_sim_7b_63 and the Medusa tree, and trees of each drafter, static and per
@@ -391,7 +391,7 @@ def _others(texts: Sequence[Text], asked: Sequence[Text]) -> list[Text]:
     known = {tuple(text.prompt) for text in asked}
     others = [text for text in texts if tuple(text.prompt) not in known]
     if not others:
-        what = f"all {len(texts)} prompts equal prompts that are learned, so none is judged"
+        what = f"all {len(texts)} prompts equal prompts to learn from, so none is left to compare on"
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="--prompts-learn with other prompts")
     return others
 

@@ -34,7 +34,7 @@ REFERENCES = METHODS[:2]
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """What is compared, what is learned, and how texts are decoded.
+    """How methods are compared: what is learned, and how texts are decoded.
 
     Args:
         methods: some of `METHODS`; autoregressive and generate are always run, as speedup and lossless refer to them.
@@ -188,7 +188,7 @@ def halves(prompts: PromptSet) -> tuple[PromptSet, PromptSet]:
         by_category[prompt.category].append(prompt)
     learned = {prompt.id for rows in by_category.values() for prompt in rows[: len(rows) // 2]}
     if not learned:
-        what = f"{len(prompts.prompts)} prompts cannot be divided into some to learn from and others to judge"
+        what = f"{len(prompts.prompts)} prompts cannot be divided into some to learn from and others to compare on"
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="--prompts-learn FILE, or more prompts")
     first = tuple(one for one in prompts.prompts if one.id in learned)
     second = tuple(one for one in prompts.prompts if one.id not in learned)

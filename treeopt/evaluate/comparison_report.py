@@ -46,14 +46,14 @@ def report_of(found: Comparison) -> Iterator[Part]:
     )
     yield (
         f"{equal}: texts that equal stock greedy generate token for token; "
-        f"learned from {counted(found.learned, 'prompt')}, judged on {len(found.texts)} other texts"
+        f"learned from {counted(found.learned, 'prompt')}, compared on {len(found.texts)} other texts"
     )
     yield from (f"{row.method} was left out: {row.left_out}" for row in found.rows if row.left_out)
     if gaps:
         yield f"logits where a text first differs: {min(gaps):.2g} to {max(gaps):.2g} apart, by one forward"
     yield from _parts(found)
     if found.dropped:
-        yield f"not judged, as they equal learned ones: {counted(found.dropped, 'prompt')}"
+        yield f"left out, because they equal prompts that were learned from: {counted(found.dropped, 'prompt')}"
     yield skipped_text(found.skipped)
 
 

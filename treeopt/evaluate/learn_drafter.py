@@ -234,7 +234,7 @@ def learn_drafter(
     progress: Progress = silent,
     **options: Any,
 ) -> LearnedDrafter:
-    """Learn a drafter from the model's own text, and recommend a tree or policy for it.
+    """Learn a drafter from the model's own text; recommend a tree or policy for it.
 
     The recommended plan is the one with the most tokens per second: cross-validated tokens per step over the seconds of
     a step; it is `Tree(())`, plain decoding, where no other is faster. With a draft model, which runs once for each

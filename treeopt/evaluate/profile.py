@@ -97,7 +97,7 @@ def measure_profile(
     progress: Progress = silent,
     **options: Any,
 ) -> LatencyProfile:
-    """Time one decode step of a generic tree of each size, at each batch and context.
+    """Time a decoding step by nodes, batch and context; trees are generic.
 
     At each batch and context the prompts are prefilled once; all sizes share that key-value cache. The cached tokens
     are random for the guesses of the heads, whose time does not depend on them, and else text of the model.
@@ -176,8 +176,9 @@ def _decoder(
     if tree.nodes == ONE_NODE:
         heads = record = draft = None
     if record is not None:
-        policy = TreePolicy(tree.nodes, record.depth, record.id)
-        plan = dataclasses.replace(tree, drafter=record.id) if kind == KINDS[0] else policy
+        plan = dataclasses.replace(tree, drafter=record.id)
+        if kind != KINDS[0]:  # a policy has fewer nodes than a tree may have
+            plan = TreePolicy(tree.nodes, record.depth, record.id)
     return TreeDecoder(base, heads, plan, drafter=record, draft=draft, acceptance=AcceptDeepest(), probe=False)
 
 

@@ -222,7 +222,7 @@ def validate(
     progress: Progress = silent,
     **options: Any,
 ) -> Measured:
-    """Decode every prompt by every baseline and with the tree, and compare the results with the prediction.
+    """Decode every prompt with the tree and by every baseline; compare with the prediction.
 
     Args:
         model: a causal language model of transformers, a `Base`, or a folder or hub name, then loaded in float32.

@@ -58,7 +58,7 @@ def read_acceptance(path: str | os.PathLike[str]) -> MeasuredAcceptance:
         return _of_metrics(text, path)
     records = list(_records(_parsed(text, path)))
     if any(_OF_VALIDATE in record for record in records):
-        raise _invalid(path, "is of treeopt validate, which has the prediction for its own tree beside each figure")
+        raise _invalid(path, "is a result of treeopt validate, which has its own prediction beside each figure")
     histograms = [_histogram(record, path) for record in records if _key(record, _HISTOGRAMS)]
     if histograms:
         total = tuple(sum(column) for column in itertools.zip_longest(*histograms, fillvalue=0))

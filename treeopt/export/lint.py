@@ -60,7 +60,7 @@ class Finding:
 
 
 def lint_tree(tree: GivenTree, engine: str, *, num_heads: int | None = None) -> list[Finding]:
-    """The rules of an engine that a tree breaks, errors first.
+    """The rules of an engine that a tree breaks; errors first.
 
     Args:
         tree: the tree.
@@ -94,7 +94,7 @@ def check_exportable(tree: Tree, engine: str) -> list[Finding]:
     if errors:
         first = errors[0]
         places = "\n".join(f"{finding.rule}: {finding.what}" for finding in errors)
-        what = f"{ENGINES[engine].reader} would not read this tree rightly: {first.what}"
+        what = f"{ENGINES[engine].reader} would misread this tree: {first.what}"
         raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, at=places, why=first.why, fix=first.fix)
     return found
 
@@ -164,7 +164,9 @@ def _drafter(tree: Tree, engine: Engine) -> Iterator[Finding]:
     if kind in _SAME and of_model:
         drafts = _OF_MODEL[engine.drafts]
         what = f"the ranks are of {'heads' if kind == HEADS else 'a draft model'}, and the engine drafts with {drafts}"
-        why = "the paths are read rightly, but were not fitted to its drafts: the expected figures do not hold there"
+        why = (
+            "the engine reads the paths correctly, but they were not built for its drafts: expected figures do not hold"
+        )
         fix = "treeopt calibrate --draft MODEL, and treeopt build" if engine.drafts == MODEL_DRAFT else ""
     elif kind == MODEL and engine.drafts == ANY_DRAFT:
         what, fix = "the ranks are of a draft model, which the file does not say", "keep the tree file beside it"

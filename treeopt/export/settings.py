@@ -295,7 +295,7 @@ def promised(found: EngineSettings, calibration: Calibration, drafts: int | None
     """
     if not found.chain or drafts is None:
         if found.replay is None:
-            what = "there is no promise to compare with: the engine's file and the options give no length"
+            what = "there is no prediction to compare with: the engine's file and the options give no length"
             raise TreeoptError(Code.PROFILE_INVALID, what, fix="--profile, --chain-length or --nodes")
         return found.replay
     if not 1 <= drafts < len(found.chains):

@@ -125,7 +125,7 @@ class Imported:
 
 
 def import_tree(path: str | os.PathLike[str], *, name: str = "") -> Imported:
-    """Read a tree from the file of an engine, or from a file with a pasted Python or JSON literal.
+    """Read a tree from the file of an engine; or from a pasted list of paths.
 
     No code of the file is executed, and pickles are read with `weights_only=True`.
 

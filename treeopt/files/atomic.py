@@ -68,7 +68,7 @@ def check_space(folder: str | os.PathLike[str], needed: int, what: str = "a file
     usage = shutil.disk_usage(nearest(Path(folder)))
     if usage.total and usage.free < needed:  # virtual file systems have no size
         said = f"{what} needs {in_words(needed)} on disk, and {in_words(usage.free)} are free"
-        fix = "make room, or write to another disk with -o"
+        fix = "free some space, or write to another disk with -o"
         raise TreeoptError(Code.OUT_OF_MEMORY, said, at=str(folder), fix=fix)
 
 

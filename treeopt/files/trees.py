@@ -141,7 +141,7 @@ def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
 
 
 def load_plan(name_or_path: str | os.PathLike[str]) -> Plan:
-    """A policy from a file, or a tree as `treeopt.files.trees.load_tree` gives it.
+    """A policy from a file; or a tree, as `load_tree` gives it.
 
     Raises:
         TreeoptError: as `load_tree`.

@@ -15,7 +15,7 @@ Found = TypeVar("Found")
 
 
 class AutoBatch:
-    """A size of forwards that begins large, and is halved for the rest of the run where memory runs out.
+    """A batch size that is halved where memory runs out; for the rest of the run.
 
     The batches of a run, which are stored and numbered, have the first size; each is run in as many forwards as it
     takes. So a smaller size changes no batch that is finished, and a resumed run has the same batches.

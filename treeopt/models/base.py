@@ -288,7 +288,7 @@ def load_base(
     load_in_4bit: bool = False,
     adapter: str | os.PathLike[str] | None = None,
 ) -> Base:
-    """A base model from a folder or the hub.
+    """A base model from a folder or the hub, with its tokenizer: `.model` and `.tokenizer` are those of transformers.
 
     Args:
         name: folder or hub name; `pocket` and `pocket-draft` are built in.
@@ -306,6 +306,12 @@ def load_base(
             package, device or memory are missing, or an adapter is given for offloaded weights; E504 where its logits
             or hidden states are not finite.
         ValueError: for an adapter of a base in 4 bits, and for `device` with `device_map`.
+
+    Examples:
+        >>> import treeopt
+        >>> base = treeopt.load_base("pocket")
+        >>> base.name, base.tokenizer.decode(base.tokenizer("import os").input_ids)
+        ('pocket', 'import os')
     """
     name = os.fspath(name)
     if adapter is not None and load_in_4bit:

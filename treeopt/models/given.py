@@ -74,7 +74,7 @@ def _check_model(model: PreTrainedModel) -> None:
     if model.training:
         what = f"the model ({name}) is in training mode"
         raise TreeoptError(
-            Code.MODEL_INVALID, what, why="dropout would change its outputs", fix="call model.eval() before"
+            Code.MODEL_INVALID, what, why="dropout would change its outputs", fix="call model.eval() first"
         )
 
 

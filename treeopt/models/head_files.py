@@ -64,12 +64,18 @@ class LoadedHeads:
 
 
 def load_heads(path: str | os.PathLike[str]) -> LoadedHeads:
-    """Heads from a folder, a weights file, or a hub repository, in any layout of `head_layouts.py`.
+    """Heads from a folder, a weights file or the hub, in any layout of `head_layouts.py`; `pocket` is built in.
 
     Raises:
         TreeoptError: E201 where nothing is found, E203 where a file is damaged or names files outside its folder, E210
             where a .pt is not plain tensors, E211 where names or shapes are of no known layout, E301 where a hub
             repository cannot be reached, E504 where values are not finite.
+
+    Examples:
+        >>> import treeopt
+        >>> heads = treeopt.load_heads("pocket")
+        >>> heads.heads.num_heads, heads.base
+        (5, 'pocket')
     """
     name = str(path)
     file = _weights_file(_find(name))

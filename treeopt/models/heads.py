@@ -12,7 +12,7 @@ UNMAPPED = -1e4  # logit of a token that the heads cannot draft: its probability
 
 
 class MedusaHeads(nn.Module):
-    """H heads, each `blocks` residual SiLU blocks x + SiLU(W x + b) and a linear layer to the vocabulary.
+    """H Medusa heads: each `blocks` residual SiLU blocks x + SiLU(W x + b) and a linear layer to the vocabulary.
 
     All heads are computed together in batched matrix products. Head h (1..H) has index h-1. From the hidden state at
     position t (after the base's final norm) it predicts token t+1+h.

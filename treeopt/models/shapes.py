@@ -113,7 +113,7 @@ def named_shape(name: str) -> ModelShape:
 
 
 def model_shape(name: str | os.PathLike[str]) -> ModelShape:
-    """The shape of a model, without its weights.
+    """The shape of a model; its weights are not loaded.
 
     Args:
         name: a folder with a config.json or that file, a known name such as `llama-7b` (`treeopt plan --presets`), a

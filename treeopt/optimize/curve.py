@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,6 +39,14 @@ class CurvePoint:
     seconds: float | None  # None without a latency profile, as overhead and speedup
     overhead: float | None
     speedup: float | None
+    overhead_quartiles: Interval | None = None  # of the timed steps; None where they are modelled, or one repeat
+
+    @property
+    def speedup_quartiles(self) -> Interval | None:
+        """The speedups at the quartiles of the timed steps."""
+        ends = self.overhead_quartiles
+        tau = self.tokens_per_step
+        return None if ends is None else Interval(tau / ends.high, tau / ends.low, ends.level)
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,16 @@ class Timing:
 
     def seconds(self, nodes: int) -> float:
         return step_seconds(self.profile, nodes, self.batch, self.context)
+
+    def quartiles(self, nodes: int) -> Interval | None:
+        """The quartiles of a step over the median of one node; None where they are equal, and of one node."""
+        points = self.profile.points
+        low, high = (
+            step_seconds(replace(self.profile, points=tuple(map(at, points))), nodes, self.batch, self.context)
+            for at in (lambda one: replace(one, seconds=one.low), lambda one: replace(one, seconds=one.high))
+        )
+        alone = self.seconds(ONE_NODE)
+        return Interval(low / alone, high / alone, 0.5) if low < high and nodes != ONE_NODE else None
 
     @property
     def largest(self) -> int:
@@ -153,6 +171,7 @@ def _points(
                 seconds=seconds,
                 overhead=overhead,
                 speedup=None if overhead is None else tau / overhead,
+                overhead_quartiles=None if timing is None else timing.quartiles(nodes),
             )
         )
     return tuple(points)

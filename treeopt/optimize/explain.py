@@ -75,7 +75,7 @@ class Explanation:
 
 
 def explain_path(tree: GivenTree, path: Sequence[int], calibration: Calibration | None = None) -> Explanation:
-    """Explain a path by the values in the tree's file or, with a calibration, by values estimated from its traces.
+    """Explain a path of a tree: by the values in the tree's file, or by the traces of a calibration.
 
     Estimates are by the method of the tree's file, else by Medusa's (independent values, all positions alike). The
     order is that of growth without the limits of an engine.

@@ -90,7 +90,7 @@ def sums_by_size(calibration: Calibration, nodes: int) -> TextSums:
 
 
 def build_policy(calibration: Calibration, nodes: int) -> TreePolicy:
-    """The policy of so many nodes at every step, with its expected tokens per step.
+    """The policy of so many nodes at every step.
 
     Args:
         calibration: with traces of per-step trees.

@@ -96,7 +96,7 @@ DEVICES = {
 
 
 def device_preset(name: str) -> Device:
-    """The device of a name in `DEVICES`, in any case.
+    """The device of a name in `DEVICES`; in any case.
 
     Raises:
         TreeoptError: E240 for an unknown name, with similar ones.

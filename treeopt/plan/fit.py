@@ -106,7 +106,7 @@ def check_fittable(source: Mapping[str, Any], file: str) -> None:
 
 
 def fit_efficiency(sources: Sequence[MeasuredSteps]) -> EfficiencyFit:
-    """The efficiency of a device from measured steps of one or more models.
+    """The efficiency of a device: from measured steps of one or more models.
 
     Held-out errors are by size (the steps of one number of nodes are left out at a time), by batch and context, and by
     model where there are several. Steps of one node are in every fit by size: overheads are relative to them, and only

@@ -210,6 +210,13 @@ class SpeedPlan:
                 f"batch {best.batch}, context {best.context}: nodes of the fastest size: {best.nodes} of these "
                 f"({best.speedup:.3f} times), {best.any_nodes} of all ({best.any_speedup:.3f} times)"
             )
+        yield from self.assumptions()
+        if acceptance.largest is not None and acceptance.kind == KINDS[0]:
+            yield by_one_growth(acceptance.largest)
+
+    def assumptions(self) -> Iterator[str]:
+        """The model and the device, where tokens per step are from, what drafting is counted, and the seconds."""
+        model, acceptance = self.model, self.acceptance
         yield (
             f"{model.shape.name}: {model.shape.parameters:,} parameters in {model.setting.dtype} on "
             f"{model.device.name}: {model.device.peak(model.setting.dtype):.4g} FLOP/s, "
@@ -220,8 +227,6 @@ class SpeedPlan:
             by = f"{acceptance.name}, by its calibration of {acceptance.model}"
         yield f"tokens per step: {by}"
         yield f"drafting: {model.drafting}"
-        if acceptance.largest is not None and acceptance.kind == KINDS[0]:
-            yield by_one_growth(acceptance.largest)
         if model.efficiency == Efficiency():
             yield "seconds: peak figures, which no device reaches; --fit PROFILE takes measured steps into account"
 
@@ -234,7 +239,7 @@ def plan_speedup(
     *,
     acceptance: Acceptance = LOGARITHM,
 ) -> SpeedPlan:
-    """Overhead and speedup of each size, batch and context, by the hardware model.
+    """Overhead and speedup by the hardware model; of each size, batch and context.
 
     Args:
         model: a model on a device, with its drafting.

@@ -28,7 +28,7 @@ MOST_TOKENS = 1 << 32  # of a batch, and of a context
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What a device reaches of its peak figures, and the time of a step that is spent otherwise.
+    """What a device reaches of its peak figures; and the time of a step that is spent otherwise.
 
     Args:
         compute: share of the peak FLOP/s, above 0; above 1 where the device's figures are too small.
@@ -56,7 +56,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class StepModel:
-    """A model on a device.
+    """Step times of a model on a device.
 
     Args:
         shape: of the model.

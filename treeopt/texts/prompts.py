@@ -120,7 +120,7 @@ def request(text: str) -> Prompt:
 def load_prompts(
     name: str | os.PathLike[str], *, skip: int = 0, limit: int | None = None, answers: bool = False
 ) -> PromptSet:
-    """Prompts by file name, hub data set (`owner/name` or `owner/name:split`) or named set.
+    """Prompts by file name, hub data set or named set; a data set is `owner/name` or `owner/name:split`.
 
     Args:
         name: a .json, .jsonl, .txt or .parquet file; a hub data set; or a named set such as `alpaca_eval`. Rows may be

@@ -80,7 +80,7 @@ def distill(
     progress: Progress = silent,
     **options: Any,
 ) -> Distilled:
-    """Write the base model's answers to a JSONL file that `train.data.load_texts` reads.
+    """Write the base model's answers to a JSONL file; `train.data.load_texts` reads it.
 
     A row holds the conversation (`messages`, the answer last) or `text` and `output`, the token `ids` of prompt and
     answer, the answer's span in `answers`, the base's fingerprint `model_id`, and its origin in `source`.

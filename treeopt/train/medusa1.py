@@ -66,7 +66,7 @@ def train_heads(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Trained:
-    """Train heads on texts and write them to a folder, with losses and accuracies in `metrics.jsonl`.
+    """Train heads on texts and write them to a folder; losses and accuracies are in its `metrics.jsonl`.
 
     Args:
         model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`; its weights

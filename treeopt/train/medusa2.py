@@ -177,7 +177,7 @@ def train_jointly(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> JointlyTrained:
-    """Train heads and a LoRA adapter of their base, and write both to a folder (Medusa-2).
+    """Train heads and a LoRA adapter of their base (Medusa-2); both are written to a folder.
 
     The loss is L_LM + lambda_0 * L_heads. The adapter is on all linear layers, the LM head among them, but not on
     experts whose matrices are one parameter. It is written to the folder `adapter` in the folder of the heads.

@@ -21,7 +21,7 @@ _MARK = "treeopt-user-turn"  # a user turn in rendered chats: the text before it
 
 @dataclass(frozen=True)
 class SelfTalk:
-    """Seeds that the model writes itself, at temperature 1.
+    """Seeds that the model writes itself; at temperature 1.
 
     Args:
         count: conversations, or openings where the model has no chat template.

@@ -30,7 +30,7 @@ BUFFER_NAMES = ("attention_mask", "position_ids", "tree_indices", "retrieve_indi
 
 @dataclass(frozen=True, eq=False)
 class Buffers:
-    """A compiled tree of N nodes (root counted), L leaves and depth D, or one such tree for each of B rows.
+    """A compiled tree: N nodes (root counted), L leaves and depth D, or one such tree for each of B rows.
 
     `compile_tree` makes the tensors of one tree. Those of trees chosen per step, one for each row, are made with their
     tokens (`treeopt.drafting.kernel.trees.compile_rows`): they have a leading dimension B, and `retrieve_indices` has

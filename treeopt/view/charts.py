@@ -1,13 +1,14 @@
-"""Charts as SVG by matplotlib: curves, bars of a comparison, plans.
+"""Charts as SVG by matplotlib: curves, bars of a comparison, plans, in the reader's light or dark colors.
 
-The description in the file's metadata lists the figures. Equal charts give equal bytes where the versions of
-matplotlib are equal.
+A chart has a heading, and below its panels a note: what was measured where. The description in the file's metadata
+lists the figures. Equal charts give equal bytes where the versions of matplotlib are equal.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from treeopt.optimize.curve import Curve, CurvePoint
 from treeopt.optimize.intervals import LEVEL, Interval
 from treeopt.plan.planner import PlanPoint, SpeedPlan
 from treeopt.view.scene import shortened
+from treeopt.view.themed import themed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,19 +32,26 @@ LINES: Mapping[str, Any] = {  # settings of charts with lines
     "lines.markersize": 4.0,
     "legend.frameon": False,
 }
-WIDTH, PANEL_HEIGHT = 8.0, 3.5  # inches
+WIDTH, PANEL_HEIGHT = 6.6, 2.5  # inches
 NODES = "nodes (root counted)"  # the label of an axis of sizes
 _COMMON = {
     "svg.fonttype": "none",
     "font.size": 9.0,
 }
-TITLE_LENGTH = 70  # characters of the heading that are drawn
+TITLE_LENGTH, NOTE_LENGTH = 64, 96  # characters of a line of the heading and of the note
+_TITLE_LINES, _LINE_HEIGHT = 2, 0.16  # of the heading that are drawn; inches
+Finish = Callable[[str], str]  # what is made of the SVG of matplotlib
 _LABEL_LENGTH = 40  # characters of a name that are drawn
 _MOST_LABELS = 20  # sizes with a number on the x axis, about
 
 
 def render_figure(
-    draw: Callable[[str], Figure], title: str, description: str, settings: Mapping[str, Any], default: str = ""
+    draw: Callable[[str], Figure],
+    title: str,
+    description: str,
+    settings: Mapping[str, Any],
+    default: str = "",
+    finish: Finish = themed,
 ) -> str:
     """A figure as SVG text."""
     from matplotlib import style
@@ -55,15 +64,21 @@ def render_figure(
         figure = draw(heading)
         FigureCanvasSVG(figure)
         figure.savefig(stream, format="svg", metadata={"Date": None, "Title": heading, "Description": description})
-    return stream.getvalue()
+    return finish(stream.getvalue())
 
 
-def titled_figure(height: float, heading: str) -> Figure:
-    """An empty figure with a heading."""
+def titled_figure(height: float, heading: str, note: str = "", width: float = WIDTH) -> Figure:
+    """An empty figure with a heading, and a note below its panels, for which it is higher than `height`."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    figure.suptitle(shortened(heading, TITLE_LENGTH), x=0.01, ha="left", weight="bold").set_parse_math(False)
+    words = textwrap.wrap(shortened(heading, _TITLE_LINES * TITLE_LENGTH), TITLE_LENGTH)
+    notes = [line for part in note.splitlines() for line in textwrap.wrap(part, NOTE_LENGTH)]
+    height += _LINE_HEIGHT * (len(words) + len(notes))
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle("\n".join(words), x=0.01, ha="left", weight="bold", size=10.0).set_parse_math(False)
+    if notes:
+        below = figure.supxlabel("\n".join(notes), x=0.01, ha="left", color=_NOTE, size=7.5)
+        below.set_parse_math(False)
     return figure
 
 
@@ -99,7 +114,7 @@ def set_log2(axes: Axes, places: Sequence[int], label: str, best: int | None = N
 
 
 _COLORS = ("#0b4f8a", "#d9480f", "#2b8a3e", "#862e9c", "#0b7285", "#c2255c", "#5c940d", "#33414d")
-_DOTS, _BEST = "#9aa7b2", "#33414d"
+_DOTS, _BEST, _NOTE = "#9aa7b2", "#33414d", "#57606a"
 _BAND = 0.16  # opacity of intervals
 _ROW_LABELS, _ROW_HEIGHT = 3, 0.2  # of the legend: labels in a row, inches
 
@@ -115,6 +130,7 @@ class Series:
         bands: names of intervals to those of each figure, None where unknown; a name with `_` is not in the legend.
         dots: whether the figures are dots without a line, and in grey.
         dashed: whether the line is dashed, for figures to compare with.
+        best: the place of the figure that has a ring around it.
     """
 
     name: str
@@ -123,6 +139,7 @@ class Series:
     bands: Mapping[str, Sequence[Interval | None]] = field(default_factory=dict)
     dots: bool = False
     dashed: bool = False
+    best: float | None = None
 
 
 @dataclass(frozen=True)
@@ -140,25 +157,29 @@ class Panel:
     log: bool = False
 
 
-def render_chart(chart: Sequence[Panel], title: str, default: str = "") -> str:
+def render_chart(chart: Sequence[Panel], title: str, default: str = "", note: str = "", finish: Finish = themed) -> str:
     """The picture as text: panels below each other, with `title` as the heading, or `default` for none."""
-    description = "; ".join(
-        f"{panel.y}, {words}" for panel in chart for one in panel.series for words in _in_words(one)
-    )
-    return render_figure(lambda heading: chart_figure(chart, heading), title, description, LINES, default)
+    parts = [f"{panel.y}, {words}" for panel in chart for one in panel.series for words in _in_words(one)]
+    description = "; ".join(parts + note.splitlines())
+    return render_figure(lambda heading: chart_figure(chart, heading, note), title, description, LINES, default, finish)
 
 
-def chart_figure(chart: Sequence[Panel], heading: str) -> Figure:
-    """The figure; artists carry the names of their series as `gid`."""
-    rows = sum(len(panel.series) // _ROW_LABELS for panel in chart)
-    figure = titled_figure(len(chart) * PANEL_HEIGHT + rows * _ROW_HEIGHT, heading)
+def chart_figure(chart: Sequence[Panel], heading: str, note: str = "") -> Figure:
+    """The figure; artists carry the names of their series as `gid`. The last of the panels with one x axis names it."""
+    rows = sum(-(-(len(panel.series) + bool(panel.best)) // _ROW_LABELS) for panel in chart)
+    figure = titled_figure(len(chart) * PANEL_HEIGHT + rows * _ROW_HEIGHT, heading, note)
     axes: Sequence[Axes] = figure.subplots(len(chart), squeeze=False)[:, 0].tolist()
-    for panel, place in zip(chart, axes, strict=True):
+    for i, (panel, place) in enumerate(zip(chart, axes, strict=True)):
         _draw(place, panel)
+        if panel.log2 and (panel.x, True) in [(one.x, one.log2) for one in chart[i + 1 :]]:
+            place.tick_params(labelbottom=False)
+            place.set_xlabel("")
     return figure
 
 
 def _draw(axes: Axes, panel: Panel) -> None:
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
     lines = 0
     for one in panel.series:
         color = _DOTS if one.dots else _COLORS[lines % len(_COLORS)]
@@ -167,6 +188,12 @@ def _draw(axes: Axes, panel: Panel) -> None:
         axes.plot(one.x, one.y, style, color=color, label=one.name, gid=one.name, zorder=1 if one.dots else 2)
         for band, known in _known(one):
             _draw_band(axes, known, color=color, label=band, gid=f"{one.name} {band}")
+    for one, line in list(zip(panel.series, list(axes.lines), strict=True)):
+        if one.best is not None:
+            at = one.y[list(one.x).index(one.best)]
+            label = "best size" if one is panel.series[0] else "_"
+            ring: dict[str, Any] = {"markersize": 11.0, "markerfacecolor": "none", "markeredgewidth": 1.5}
+            axes.plot([one.best], [at], "o", color=line.get_color(), label=label, gid="best", **ring)
     for i, place in enumerate(sorted(set(panel.best))):
         label = "_" if i else "best size"  # once in the legend
         axes.axvline(place, color=_BEST, linestyle="--", linewidth=1.0, label=label, gid="best")
@@ -174,9 +201,14 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.set_xlabel(panel.x)
     if panel.log:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
     if panel.log2:
         best = int(panel.best[0]) if len(panel.best) == 1 else None
         set_log2(axes, [int(x) for one in panel.series for x in one.x], panel.x, best)
+    elif all(isinstance(x, int) for one in panel.series for x in one.x):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # there are no 1.5 levels
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(
         handles,
@@ -208,13 +240,13 @@ def _in_words(one: Series) -> Iterator[str]:
 _AUTOREGRESSIVE = "autoregressive decoding"
 
 
-def render_curve(curve: Curve, title: str = "") -> str:
+def render_curve(curve: Curve, title: str = "", note: str = "") -> str:
     """The picture as text, with `title` as its heading."""
-    return render_chart(curve_panels(curve), title, "Tokens per step by size of the tree")
+    return render_chart(curve_panels(curve), title, "Tokens per step by size of the tree", note)
 
 
 def curve_panels(curve: Curve) -> list[Panel]:
-    """Tokens per step, and speedup and overhead where they are known."""
+    """Tokens per step, and speedup and overhead with the quartiles of timed steps where they are known."""
     points, sizes = curve.points, [point.nodes for point in curve.points]
     bands = {
         f"{kind} interval, {LEVEL:.0%}": [getattr(point, kind) for point in points]
@@ -224,30 +256,32 @@ def curve_panels(curve: Curve) -> list[Panel]:
     best = [] if curve.best is None else [curve.best]
     timed = [point for point in points if point.speedup is not None and point.overhead is not None]
     panels = [Panel(NODES, "tokens per step", [tokens], log2=True, best=best)]
-    return panels + _costs({curve.method: timed}, best) if timed else panels
+    return panels + _costs({"median of timed steps, quartiles": timed}, best) if timed else panels
 
 
 def _costs(
     points: Mapping[str, Sequence[CurvePoint | PlanPoint]], best: Sequence[float], *, log: bool = False
 ) -> list[Panel]:
-    """Panels of speedup and overhead, with a line for each name."""
-
-    def lines(figure: str) -> list[Series]:
-        return [
-            Series(name, [point.nodes for point in of], [getattr(point, figure) for point in of])
-            for name, of in points.items()
-        ]
-
+    """Panels of speedup and overhead, with a line for each name; with `log` rings mark the best size of each."""
     sizes = [point.nodes for of in points.values() for point in of]
+
+    def lines(figure: str) -> Iterator[Series]:
+        for (name, of), fastest in zip(points.items(), best, strict=True):
+            bands = {"_quartiles": [getattr(point, f"{figure}_quartiles", None) for point in of]}
+            values = [getattr(point, figure) for point in of]
+            yield Series(name, [point.nodes for point in of], values, bands, best=fastest if log else None)
+
     level = Series(_AUTOREGRESSIVE, [min(sizes), max(sizes)], [1.0, 1.0], dashed=True)
+    marked = [] if log else best
     return [
-        Panel(NODES, "speedup over autoregressive", [*lines("speedup"), level], log2=True, best=best),
-        Panel(NODES, "overhead: one node = 1", lines("overhead"), log2=True, best=best, log=log),
+        Panel(NODES, "speedup over autoregressive", [*lines("speedup"), level], log2=True, best=marked),
+        Panel(NODES, "overhead: one node = 1", [*lines("overhead")], log2=True, best=marked, log=log),
     ]
 
 
 _SETTINGS = {"axes.spines.top": False, "axes.spines.right": False}
-_BAR_HEIGHT, _MARGIN = 0.32, 1.0  # inches
+_BAR_HEIGHT, _MARGIN, _BARS_WIDTH = 0.3, 0.7, 8.0  # inches
+_CHARACTER, _BESIDE = 0.075, 0.4  # estimates of the width of a character and of what else is beside bars, inches
 _COLOR, _LOSSY, _SLOWER, _LINE = "#0b7285", "#d9480f", "#9aa7b2", "#33414d"
 
 
@@ -284,31 +318,36 @@ def bar_of(row: Mapping[str, Any], name: str = "") -> Bar:
     return Bar(name or row["method"], *figures, lossless=bool(row["lossless"]))
 
 
-def render_bars(bars: Sequence[Bar], title: str) -> str:
+def render_bars(bars: Sequence[Bar], title: str, note: str = "", finish: Finish = themed) -> str:
     """The picture as text, the first method on top."""
-    description = "; ".join(f"{bar.name}, {_bar_figures(bar)}" for bar in bars)
-    return render_figure(lambda heading: bars_figure(bars, heading), title, description, _SETTINGS)
+    description = "; ".join([f"{bar.name}, {_bar_figures(bar)}" for bar in bars] + note.splitlines())
+    return render_figure(lambda heading: bars_figure(bars, heading, note), title, description, _SETTINGS, "", finish)
 
 
-def bars_figure(bars: Sequence[Bar], heading: str) -> Figure:
-    """One horizontal bar a method, its figures beside it; the dotted line is autoregressive decoding."""
-    figure = titled_figure(_MARGIN + _BAR_HEIGHT * len(bars), heading)
+def bars_figure(bars: Sequence[Bar], heading: str, note: str = "") -> Figure:
+    """A horizontal bar a method, its figures beside it, whiskers to its quartiles; dotted: autoregressive decoding."""
+    figure = titled_figure(_MARGIN + _BAR_HEIGHT * len(bars), heading, note, _BARS_WIDTH)
     axes = figure.subplots()
     lengths = [bar.speedup or 0.0 for bar in bars]
     places = list(range(len(bars)))
     colors = [_LOSSY if not bar.lossless else _SLOWER if bar.slower else _COLOR for bar in bars]
     below = [length - (bar.low or length) for bar, length in zip(bars, lengths, strict=True)]
     above = [(bar.high or length) - length for bar, length in zip(bars, lengths, strict=True)]
-    axes.barh(places, lengths, color=colors, height=0.7, xerr=(below, above), ecolor=_LINE, gid="speedup")
+    whiskers: dict[str, Any] = {"xerr": (below, above), "ecolor": _LINE, "capsize": 3.0}
+    axes.barh(places, lengths, color=colors, height=0.7, gid="speedup", **whiskers)
     axes.axvline(1.0, color=_LINE, linestyle=":", linewidth=1.0)
     ends = [length + more for length, more in zip(lengths, above, strict=True)]
     for place, end, bar in zip(places, ends, bars, strict=True):
         right = max(end, 1.0)  # beside the dotted line, not across it
         axes.annotate(_bar_figures(bar), (right, place), xytext=(4, 0), textcoords="offset points", va="center")
-    axes.set_xlim(0, 1.45 * max([1.0, *ends]))  # room for the figures
-    axes.set_yticks(places, [short_label(bar.name) for bar in bars])
+    names = [short_label(bar.name) for bar in bars]
+    room = _BARS_WIDTH - _BESIDE - _CHARACTER * max(map(len, names))
+    free = [1 - _CHARACTER * len(_bar_figures(bar)) / room for bar in bars]  # the share left of the figures
+    axes.set_xlim(0, max(max(end, 1.0) / share for end, share in zip(ends, free, strict=True)))
+    axes.set_yticks(places, names)
     axes.invert_yaxis()
-    axes.set_xlabel("speedup over autoregressive decoding")
+    spread = any(bar.low != bar.high for bar in bars)
+    axes.set_xlabel("speedup over autoregressive decoding" + (": median and quartiles" if spread else ""))
     return figure
 
 
@@ -317,9 +356,9 @@ def _bar_figures(bar: Bar) -> str:
     return f"{speed} ({bar.tokens_per_step:.2f} tokens/step)" + ("" if bar.lossless else ", not lossless")
 
 
-def render_plan(plan: SpeedPlan, title: str) -> str:
+def render_plan(plan: SpeedPlan, title: str, note: str = "") -> str:
     """The picture as text, with `title` as its heading."""
-    return render_chart(plan_panels(plan), title)
+    return render_chart(plan_panels(plan), title, note=note)
 
 
 def plan_panels(plan: SpeedPlan) -> list[Panel]:
@@ -331,4 +370,4 @@ def plan_panels(plan: SpeedPlan) -> list[Panel]:
         batch, context = f"batch {point.batch}", f"context {point.context}"
         parts = [batch] * (len(batches) > 1) + [context] * (len(contexts) > 1)
         found[", ".join(parts) or batch].append(point)
-    return _costs(found, [plan.best[0].nodes], log=True)
+    return _costs(found, [best.nodes for best in plan.best], log=True)

@@ -63,7 +63,7 @@ def _digraph(scene: Scene, title: str) -> graphviz.Digraph:
     for i, one in enumerate(scene.items):
         look = {"style": "dashed"} if one.bonus or one.void else {}
         look |= {"color": red, "penwidth": "3"} if one.accepted else {"color": red} if one.bonus else {}
-        text = graphviz.escape(one.label or ("root" if not i and not scene.of_step else ""))
+        text = graphviz.escape(one.label or ("root" if not i and not scene.hint else ""))
         dot.node(str(i), text, tooltip=graphviz.escape(one.tooltip), **look)
         if i:
             dot.edge(str(one.parent), str(i), **{name: look[name] for name in look if name != "style"})

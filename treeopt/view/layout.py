@@ -88,8 +88,8 @@ class Layout:
     height: float
 
 
-def place(items: Sequence[Item]) -> Layout:
-    """Places of items with their labels: a column for each depth, a row for each item without children."""
+def place(items: Sequence[Item], top: float = TOP) -> Layout:
+    """Places of items with their labels: a column for each depth, from `top` a row for each item without children."""
     widths = [text_width(item.label) for item in items]
     columns = [0.0] * (1 + max(item.depth for item in items))
     for item, width in zip(items, widths, strict=True):
@@ -105,12 +105,12 @@ def place(items: Sequence[Item]) -> Layout:
     ends = [2 * GAP + width if width else 0.0 for width in widths]
     return Layout(
         x=tuple(x_of),
-        y=tuple(TOP + row * ROW for row in rows),
+        y=tuple(top + row * ROW for row in rows),
         begin=tuple(x + RADIUS + end for x, end in zip(x_of, ends, strict=True)),
         columns=tuple(centers),
         curves=tuple(curves),
         width=curves[-1][0] + GAP,
-        height=TOP + max(rows) * ROW + ROW,
+        height=top + max(rows) * ROW + ROW,
     )
 
 

@@ -20,6 +20,7 @@ from treeopt.view.report_figures import (
     bars_svg,
     curve_svg,
     decoded_tokens,
+    headline,
     interval_rows,
     source_legend,
     tree_svg,
@@ -65,6 +66,7 @@ def _figures(data: Mapping[str, Any]) -> dict[str, Any]:
     """The figures and rows of the sections; None and empty lists where a section is left out."""
     calibrations, tree, decoding = data.get("calibrations", []), data.get("tree"), data.get("decoding")
     return {
+        "best": headline(data),
         "curve_figure": curve_svg(calibrations),
         "intervals": interval_rows(data),
         "tree_figure": None if tree is None else tree_svg(tree),

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from treeopt.calibration import Calibration
 from treeopt.defaults import HEADS, KINDS
+from treeopt.errors import counted
 from treeopt.files.configurations import KEY, command_lines
 from treeopt.files.results import ComparisonResult, DecodingResult, ValidationResult, plain
 from treeopt.latency import LatencyProfile
@@ -67,6 +68,8 @@ def report_data(inputs: ReportInputs) -> dict[str, Any]:
     )
     whole = {name: part for name, part in zip(PARTS, parts, strict=True) if part is not None}
     found: dict[str, Any] = without_folders(whole, commands=("command",), kept=("prompt", "steps"))
+    _add_labels(found.get("calibrations", []), _drafted)
+    _add_labels(found.get("validations", []), _decoded)
     return {
         "schema": SCHEMA,
         "treeopt": VERSION,
@@ -74,6 +77,27 @@ def report_data(inputs: ReportInputs) -> dict[str, Any]:
         "interval_level": LEVEL,
         **found,
     }
+
+
+def _add_labels(parts: Sequence[dict[str, Any]], words: Callable[[Mapping[str, Any]], str]) -> None:
+    """Add what each part is in words as its `label`, with the file where several are the same in words."""
+    labels = [words(one) for one in parts]
+    for one, label in zip(parts, labels, strict=True):
+        one["label"] = label if labels.count(label) == 1 else f"{label} ({one['file']})"
+
+
+def _drafted(calibration: Mapping[str, Any]) -> str:
+    """`Medusa heads`, or `drafter ngram` by the name of its file."""
+    drafter = str(calibration["provenance"].get("drafter") or calibration["drafter"])
+    return "Medusa heads" if calibration["drafter"] == HEADS else f"drafter {drafter.partition('.')[0]}"
+
+
+def _decoded(validation: Mapping[str, Any]) -> str:
+    """`tree of 16 nodes`, with the acceptance and the batch where they are not the usual ones."""
+    nodes, batch, acceptance = (validation[name] for name in ("nodes", "batch_size", "acceptance"))
+    parts = ["tree" if nodes is None else f"tree of {counted(nodes, 'node')}"]
+    parts += [f"{acceptance} acceptance"] * (acceptance != "greedy") + [f"batch {batch}"] * (batch > 1)
+    return ", ".join(parts)
 
 
 def _title(found: Mapping[str, Any]) -> str:
@@ -113,11 +137,11 @@ def _calibration(one: Traced) -> dict[str, Any]:
     }
 
 
+_INTERVALS = ("sampling", "prediction", "overhead_quartiles")  # of the points of a curve
+
+
 def _curve(curve: Curve) -> dict[str, Any]:
-    points = [
-        {**vars(point), "sampling": _ends(point.sampling), "prediction": _ends(point.prediction)}
-        for point in curve.points
-    ]
+    points = [{**vars(point), **{name: _ends(getattr(point, name)) for name in _INTERVALS}} for point in curve.points]
     return {"method": curve.method, "best": curve.best, "points": points}
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
-from treeopt.defaults import HEADS
+from treeopt.defaults import HEADS, KINDS
 from treeopt.errors import counted
 from treeopt.optimize.intervals import Interval
 from treeopt.tree import Tree
 from treeopt.view.charts import Panel, Series, bar_of, render_bars, render_chart
 from treeopt.view.scene import visible
 from treeopt.view.svg import render_svg
+from treeopt.view.themed import inline_svg
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -52,12 +51,12 @@ def curve_svg(calibrations: Sequence[Mapping[str, Any]]) -> Markup | None:
     if timed:
         panels.append(Panel("nodes (root counted)", "speedup", list(_lines(timed, "speedup")), True, best))
     label = "Tokens per step by the number of nodes" + (", and speedup below" if timed else "")
-    return _markup(inline_svg(render_chart(panels, ""), label))
+    return _markup(render_chart(panels, "", finish=functools.partial(inline_svg, label=label)))
 
 
 def curve_name(calibration: Mapping[str, Any], curve: Mapping[str, Any]) -> str:
-    """`heads-ngram, static`: the file without its suffix, and the kind of the trees."""
-    return f"{calibration['file'].removesuffix('.safetensors')}, {curve['kind']}"
+    """`Medusa heads, static trees`."""
+    return f"{calibration['label']}, {curve['kind'].replace(KINDS[1], 'per-step')} trees"
 
 
 def _lines(curves: Sequence[tuple[str, Mapping[str, Any]]], figure: str) -> Iterator[Series]:
@@ -70,6 +69,34 @@ def _lines(curves: Sequence[tuple[str, Mapping[str, Any]]], figure: str) -> Iter
             ends = [point["prediction"] for point in points]
             bands["_interval"] = [None if one is None else Interval(*one) for one in ends]
         yield Series(name, sizes, values, bands)
+
+
+def headline(data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fastest plan of the inputs: what it is, its figures, its verdict, and how they were found.
+
+    Measured plans come before those by replay and timed steps, lossy ones last; those of a comparison are left out.
+    """
+    found = [
+        {**one, "plan": one["label"], "tokens": one["tokens_per_step"], "how": f"measured on {one['texts']} texts"}
+        for one in data.get("validations", [])
+    ]
+    for row in data.get("comparison", {}).get("rows", []):
+        if row["speedup"] is not None and row["lossless"] and row["nodes"] != 1:
+            plan = row["method"] + ("" if row["nodes"] is None else f", {row['nodes']} nodes")
+            verdict = {"lossless": True, "lossy": False, "acceptance": "greedy"}
+            how = f"measured on {data['comparison']['texts']} texts"
+            found.append({**row, **verdict, "plan": plan, "tokens": row["mean_acceptance_length"], "how": how})
+    if all(one["speedup"] is None for one in found):
+        how = "by replay of the texts and the profile's seconds, not decoded"
+        for one in data.get("calibrations", []):
+            for curve in one["curves"]:
+                for point in (point for point in curve["points"] if point["nodes"] == curve["best"]):
+                    plan = f"{curve_name(one, curve).removesuffix('s')} of {counted(point['nodes'], 'node')}"
+                    verdict = {"lossless": None, "lossy": False, "acceptance": "greedy"}
+                    found.append({**point, **verdict, "plan": plan, "tokens": point["tokens_per_step"], "how": how})
+    return max(
+        found, key=lambda one: (one["lossless"] is not False, one["speedup"] or 0.0, one["tokens"]), default=None
+    )
 
 
 def interval_rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -118,7 +145,7 @@ def bars_svg(comparison: Mapping[str, Any]) -> Markup | None:
     """Bars of the methods of a comparison that ran."""
     bars = [bar_of(row) for row in comparison["rows"] if row["mean_acceptance_length"] is not None]
     label = "Speedup of each method over autoregressive decoding"
-    return _markup(inline_svg(render_bars(bars, ""), label)) if bars else None
+    return _markup(render_bars(bars, "", finish=functools.partial(inline_svg, label=label))) if bars else None
 
 
 def decoded_tokens(decoding: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
@@ -189,58 +216,3 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "times": functools.partial(_data, unit="\u00d7"),  # a speedup: `2.16x`, with the multiplication sign
     "milliseconds": functools.partial(_data, scale=1000, unit=" ms"),  # of seconds
 }
-
-
-# Colors of our charts -> the variables of the page; the color itself serves where a page has no such variable.
-COLORS = {
-    "#0b4f8a": "line-1",
-    "#d9480f": "line-2",
-    "#2b8a3e": "line-3",
-    "#862e9c": "line-4",
-    "#0b7285": "line-5",
-    "#c2255c": "line-6",
-    "#5c940d": "line-7",
-    "#33414d": "line-8",
-    "#9aa7b2": "muted-line",
-    "#e3e8ed": "grid",
-    "#b0b0b0": "grid",
-    "#000000": "text",
-    "#ffffff": "page",
-}
-_REFERENCE = re.compile(r"""(?:url\(#|href="#)([^)"]+)""")
-_DROPPED = {"metadata", "style", "title", "desc"}
-_OF_PAGE = {"font", "font-family"}  # which the style sheet of the page chooses
-
-
-def inline_svg(picture: str, label: str) -> str:
-    """A picture as an element of an HTML page without `style` attributes, with `label` as its text alternative."""
-    root = ElementTree.fromstring(picture)
-    used = set(_REFERENCE.findall(picture))
-    for element in root.iter():
-        element.tag = _local(element.tag)
-        for child in [child for child in element if _local(child.tag) in _DROPPED]:
-            element.remove(child)
-        given = {_local(name): value for name, value in element.attrib.items()}
-        if given.get("id") not in used:  # names of series, which others repeat
-            given.pop("id", None)
-        given |= _declarations(given.pop("style", ""))
-        element.attrib = {name: _themed(value) for name, value in given.items() if name not in _OF_PAGE}
-    for name in ("width", "height", "version"):
-        root.attrib.pop(name, None)
-    root.attrib |= {"class": "chart", "role": "img", "aria-label": label}
-    return ElementTree.tostring(root, encoding="unicode")
-
-
-def _local(name: str) -> str:
-    return name.rpartition("}")[2]
-
-
-def _declarations(style: str) -> dict[str, str]:
-    pairs = (one.partition(":") for one in style.split(";") if one.strip())
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _themed(value: str) -> str:
-    """A color as the page's variable; other values as they are."""
-    color = COLORS.get(value.lower())
-    return value if color is None else f"var(--{color}, {value})"

@@ -16,6 +16,7 @@ from treeopt.view.layout import MAX_NODES, Item, items_of
 NO_DRAFT = "∅"
 _VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 _LONGEST = 16  # characters of a token in a label
+_HINT = "Left to right: each column is one more draft token. Red: accepted. Dashed: the model's own next token."
 
 
 def check_label(label: str, tree: Tree, step: DraftedStep | None) -> None:
@@ -118,7 +119,7 @@ def heading(tree: Tree, title: str, drawn: int, step: DraftedStep | None = None)
     if step is not None:
         default = f"step {step.number} after “{shortened(visible_line(step.prompt), 40)}”: {default}"
     text = "".join(filter(str.isprintable, title)) or default
-    text += f", of drafter {tree.drafter}" if tree.drafter else ""
+    text += f", of drafter {tree.drafter}" if tree.drafter and step is None else ""
     return f"{text} ({drawn:,} drawn)" if drawn < tree.nodes else text
 
 
@@ -154,14 +155,14 @@ class Scene:
         heading: with the number of all nodes.
         description: the picture in words.
         level: what a column is: `level`, or `head` in a tree of heads alone.
-        of_step: whether it is one step of a text.
+        hint: how to read the picture; of a step alone.
         items: in the order of `items_of`.
     """
 
     heading: str
     description: str
     level: str
-    of_step: bool
+    hint: str
     items: tuple[Item, ...]
 
 
@@ -186,7 +187,7 @@ def scene_of(
     ]
     level = "level" if tree.drafter or step is not None else "head"
     words = heading(tree, title, sum(not item.bonus for item in items), step), description(tree, step)
-    return Scene(*words, level, step is not None, tuple(drawn))
+    return Scene(*words, level, "" if step is None else _HINT, tuple(drawn))
 
 
 def _shares(tree: Tree, step: DraftedStep | None) -> Sequence[float | None]:

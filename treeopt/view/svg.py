@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 
 from treeopt.drafted_step import DraftedStep
 from treeopt.tree import Tree
-from treeopt.view.layout import GAP, MAX_NODES, RADIUS, Item, Layout, place
+from treeopt.view.layout import GAP, MAX_NODES, RADIUS, TOP, Item, Layout, place
 from treeopt.view.scene import Scene, scene_of, shortened
 
 SHADES = 10  # classes s0 .. s9 of edges and nodes, by value
@@ -106,6 +106,7 @@ STYLE = style()
 
 _PLAIN, _ACCEPTED = 1.5, 5.0  # widths of edges; by value 1 to 6
 _TITLE_X, _TITLE_Y, _COLUMNS_Y = 14, 17, 34
+_HINT_HEIGHT, _HINT_CHARACTER = 16, 5.8  # pixels of its line, which moves the picture down, and of a character
 _TITLE_CHARACTER, _LONGEST_TITLE = 7.6, 90  # estimate of the width of a character of the heading, and its characters
 
 
@@ -122,9 +123,10 @@ def render_svg(
 ) -> str:
     """The picture as text; of a step its tokens and the accepted path are drawn. `name` begins the ids in it."""
     scene = scene_of(tree, title, label=label, step=step, most=most)
-    layout = place(scene.items)
+    layout = place(scene.items, top=TOP + _HINT_HEIGHT * bool(scene.hint))
     text, drawn = scene.heading, shortened(scene.heading, _LONGEST_TITLE)
-    width = max(layout.width, 2 * _TITLE_X + _TITLE_CHARACTER * len(drawn))
+    least = max(_TITLE_CHARACTER * len(drawn), _HINT_CHARACTER * len(scene.hint))
+    width = max(layout.width, 2 * _TITLE_X + least)
     edges = sorted(range(1, len(scene.items)), key=lambda i: _height(scene.items[i]))
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="treeopt-tree" width="{width:.0f}" '
@@ -135,6 +137,7 @@ def render_svg(
         *([f"<style>{escape(style(theme))}</style>"] if with_style else []),
         '<rect class="background" width="100%" height="100%"/>',
         f'<text class="title" x="{_TITLE_X}" y="{_TITLE_Y}">{escape(drawn)}</text>',
+        *([f'<text class="column" x="{_TITLE_X}" y="{_COLUMNS_Y}">{escape(scene.hint)}</text>'] if scene.hint else []),
         *_columns(scene, layout),
         *(_edge(scene, layout, i) for i in edges),
         *(_node(scene.items[i], layout, i) for i in range(len(scene.items))),
@@ -146,7 +149,7 @@ def render_svg(
 def _columns(scene: Scene, layout: Layout) -> list[str]:
     names = ["root", *(f"{scene.level} {depth}" for depth in range(1, len(layout.columns)))]
     return [
-        f'<text class="column" x="{x - RADIUS:.1f}" y="{_COLUMNS_Y}">{name}</text>'
+        f'<text class="column" x="{x - RADIUS:.1f}" y="{_COLUMNS_Y + _HINT_HEIGHT * bool(scene.hint)}">{name}</text>'
         for x, name in zip(layout.columns, names, strict=True)
     ]
 
@@ -168,7 +171,7 @@ def _edge(scene: Scene, layout: Layout, i: int) -> str:
     line = f"M{layout.begin[one.parent]:.1f} {y0:.1f}H{begin:.1f}"
     line += f"C{middle:.1f} {y0:.1f} {middle:.1f} {y1:.1f} {end:.1f} {y1:.1f}H{layout.x[i] - RADIUS:.1f}"
     width = _ACCEPTED if one.accepted else _PLAIN if share is None else 1 + 5 * share
-    if scene.of_step and not one.accepted:
+    if scene.hint and not one.accepted:
         width = min(width, _ACCEPTED / 2)
     classes = " ".join(("edge", *_classes(one)))
     return f'<path class="{classes}" data-node="{one.node}" d="{line}" stroke-width="{width:.2f}"/>'
