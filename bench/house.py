@@ -22,11 +22,10 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMITS = {  # at most; the limits of issue 42, the third plan of the house
-    "lines": 34_000,
-    "files": 240,
+LIMITS = {  # at most; the limits of the design with the verdict and the paths route
+    "lines": 36_500,
+    "files": 255,
     "lines.cli": 6_000,
-    "code": 23_000,
     "commands": 23,
     "duplicate_class_names": 0,
 }

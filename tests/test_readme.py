@@ -24,7 +24,7 @@ def pages_of(*folders: str) -> tuple[str, ...]:
 USER_PAGES = ("README.md", *pages_of("", "engines"))  # for people who deploy a model
 DEVELOPER_PAGES = pages_of("develop")
 PAGES = (*USER_PAGES, *DEVELOPER_PAGES, "CONTRIBUTING.md", "SECURITY.md")
-MOST_WORDS = {USER_PAGES: 10_000, (*USER_PAGES, *DEVELOPER_PAGES): 24_000}  # the limits of issue 43
+MOST_WORDS = {USER_PAGES: 12_000, (*USER_PAGES, *DEVELOPER_PAGES): 28_000}  # issue 43, with what later issues add
 LANGUAGES = ("", "sh", "python", "text", "yaml")
 
 
