@@ -89,8 +89,8 @@ def test_per_step_tree_is_the_one_that_the_decoder_drafted(
     made: list[Drafts] = []
     draft = plans.PerStepTrees.draft
 
-    def spy(self: plans.PerStepTrees, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
-        made.append(draft(self, session, roots, states))
+    def spy(self: plans.PerStepTrees, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
+        made.append(draft(self, session, roots, states, context))
         return made[-1]
 
     monkeypatch.setattr(plans.PerStepTrees, "draft", spy)
