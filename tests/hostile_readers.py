@@ -174,7 +174,7 @@ def _with_note(folder: Path) -> None:
     (folder / "a.bin").touch()
 
 
-_TREES = "load_tree", "load_plan", "read_text"
+_TREES = "load_tree", "load_plan", "load_document", "read_text"
 _RESULTS = "load_result", "parse_json"
 READERS: dict[str, Reader] = {
     "tree": Reader(load_tree, "t.yaml", seeds.trees, damage_yaml, _TREES),
