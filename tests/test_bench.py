@@ -199,12 +199,3 @@ def test_drafting_decodes_what_it_predicts(bench: Bench) -> None:
         texts, measured, predicted = line.split(": lossless ")[1].split(", ")
         assert len(set(texts.split("/"))) == 1
         assert measured.split()[1] == predicted.split()[1]
-
-
-def test_readme_has_the_rows_of_its_bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    """bench/readme.py finds every row of the README's table, and knows each row's method."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    script: Any = importlib.import_module("readme")
-    found = script.table()
-    assert set(found) == set(script.ROWS)
-    assert found["heads+ngram, per step"][0] == "16"
