@@ -284,3 +284,12 @@ def test_one_text_has_no_interval() -> None:
     found = compare_acceptance(replay_chain(calibration, 2), calibration, MeasuredAcceptance(2.0, None))
     assert found.interval is None
     assert found.as_promised is None
+
+
+def test_shares_of_a_log_are_rounded_to_counts(tmp_path: Path) -> None:
+    """Shares have three decimals: 87 steps of which 70, 55 and 42 accept 1, 2 and 3 drafts or more."""
+    line = (
+        "slot print_timing: id  1 | task 0 | draft acceptance = 0.64479 (  167 accepted /   259 generated), "
+        "mean acceptance length =  2.92, acceptance rate per position = (0.805, 0.632, 0.483)\n"
+    )
+    assert read_acceptance(write(tmp_path, line)).histogram == (17, 15, 13, 42)
