@@ -67,10 +67,8 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
     "drafting-pocket": ("python bench/drafting.py table --model pocket --tokens 100000",),
     "drafting-tinystories": ("python bench/drafting.py table --model tinystories --tokens 100000",),
-    "sampling": (
-        "python bench/sampling.py agree --plans 50",
-        "python bench/sampling.py loss --model pocket",
-    ),
+    "sampling-agree": ("python bench/sampling.py agree --plans 200",),
+    "sampling-loss": ("python bench/sampling.py loss --model pocket",),
     "typical": (
         "python bench/typical.py --model tinystories --texts 32",
         "python bench/typical.py --model pocket --texts 16",
