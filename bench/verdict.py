@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from recommended import MODELS, decoded, prepared, race
-from timing import add_tiny, machine
+from recommended import MODELS, decoded, each_model, prepared, race
+from timing import add_tiny
 
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.decode.decoder import TreeDecoder, advance
@@ -52,7 +51,8 @@ class Effort:
         sizes: nodes of static and per-step trees.
         known: prompts that the drafter is learned and traced from.
         learned: tokens that are sampled to learn from.
-        texts: prompts that are decoded, a multiple of the largest batch.
+        texts: prompts that are decoded, of which batches of 1 and 4 take the first `fewest` and 8.
+        fewest: see there.
         new_tokens: of each text.
         rounds: of timed steps.
         repeats: of the paired times.
@@ -62,12 +62,13 @@ class Effort:
     known: int = 96
     learned: int = 50_000
     texts: int = 16
-    new_tokens: int = 96
+    fewest: int = 4
+    new_tokens: int = 48
     rounds: int = 20
     repeats: int = 20
 
 
-CHAT = Effort(known=48, learned=12_000, new_tokens=32, rounds=10)
+CHAT = Effort(known=48, learned=12_000, fewest=3, new_tokens=24, rounds=10)
 TINY = Effort((2, 8), known=6, learned=100, texts=2, new_tokens=8, rounds=1, repeats=2)
 
 
@@ -79,10 +80,7 @@ def main() -> None:
     parser.add_argument("--folder", default="build/smollm2", help="of smollm2")
     add_tiny(parser)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    print(f"{machine(1)}, torch {torch.__version__}")
-    for name in options.model:
-        measure(name, options)
+    each_model(options, measure)
 
 
 def measure(name: str, options: argparse.Namespace) -> None:
@@ -137,8 +135,9 @@ class Bench:
         expected = {name: one.budget.speedup for name, one in zip(names, chosen, strict=True)}
         best = names[next(i for i, one in enumerate(chosen) if one is place.best)]
         new = self.effort.new_tokens
+        texts = self.texts[: self.effort.fewest if place.batch == 1 else 2 * place.batch]
         race(
-            lambda name: decoded(decoders[name], self.texts, new, place.batch),
+            lambda name: decoded(decoders[name], texts, new, place.batch),
             expected,
             NONE,
             best,
