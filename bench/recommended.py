@@ -4,10 +4,10 @@
 
 The drafter is learned with heads where the model has them; `learn_drafter` times a step of none, and of static and
 per-step trees of each size, and recommends a plan for each dtype. Then other texts are decoded by all plans in turn:
-one round of all, then 20 repeats of none, the recommended plan, and those that came within `CLOSE` of the fastest; of
-these the ones that are slower than the best after 5 repeats, by their interval, are dropped. The figures are geometric
-means of paired ratios with their 90 % intervals (Student's t). Where an interval is wider than 3 % to either side, 20
-more repeats follow, at most twice. Times are CPU seconds of the one thread, so that other
+three rounds of all, then 20 repeats of none, the recommended plan, and those whose fastest round came within `CLOSE` of
+the fastest of all; of these the ones that are slower than the best after 5 repeats, by their interval, are dropped. The
+figures are geometric means of paired ratios with their 90 % intervals (Student's t). Where an interval is wider than
+3 % to either side, 20 more repeats follow, at most twice. Times are CPU seconds of the one thread, so that other
 processes do not count. The model of smollm2 is that of `python bench/smollm2.py build/smollm2`.
 """
 
@@ -40,6 +40,7 @@ from treeopt.texts.prompts import PromptSet, load_prompts
 PLAIN_GOAL, BEST_GOAL = 0.98, 0.97
 WIDEST = 0.03  # to either side of the mean, of a 90 % interval
 CLOSE = 0.9  # of the fastest plan's tokens per second in the first rounds
+FIRST = 3  # rounds of all plans
 SURE = 5  # repeats after which slower plans are dropped
 MODELS = ("smollm2", "pocket", "tinystories")
 
@@ -147,12 +148,12 @@ def compare(
     decoders = {name: TreeDecoder(base, heads, one.plan, drafter=drafter) for name, one in plans.items()}
     none, chosen = label(figures[0]), label(fastest_of(figures))
     expected = {name: one.speedup for name, one in plans.items()}
-    race(lambda name: decoded(decoders[name], texts, effort.new_tokens), expected, none, chosen, effort.repeats)
+    race(lambda name, _: decoded(decoders[name], texts, effort.new_tokens), expected, none, chosen, effort.repeats)
     print(f"texts: {len(texts)}")
 
 
 def race(
-    run: Callable[[str], tuple[float, float]],
+    run: Callable[[str, int], tuple[float, float]],
     expected: Mapping[str, float],
     none: str,
     chosen: str,
@@ -161,24 +162,24 @@ def race(
 ) -> None:
     """Run every plan in turn, print its speedup over none beside the expected one, and judge the chosen plan.
 
-    `run` gives tokens per step and tokens per second of a plan.
+    `run` gives tokens per step and tokens per second of a plan in a round, whose number may choose the texts.
     """
     rates: dict[str, list[float]] = defaultdict(list)
-    taus: dict[str, float] = {}
+    taus: dict[str, list[float]] = defaultdict(list)
 
-    def repeat(names: Iterable[str]) -> None:
+    def repeat(names: Iterable[str], number: int) -> None:
         for name in names:
-            taus[name], rate = run(name)
+            tau, rate = run(name, number)
+            taus[name].append(tau)
             rates[name].append(rate)
 
-    repeat([none])  # warm
-    rates.clear()
-    repeat(expected)
-    first = {name: rate for name, [rate] in rates.items()}
+    for _ in range(FIRST):  # the first warms
+        repeat(expected, 0)
+    first = {name: max(found) for name, found in rates.items()}
     rates.clear()
     rest = [name for name, rate in first.items() if name in (none, chosen) or rate >= CLOSE * max(first.values())]
     for done in range(1, 3 * repeats + 1):
-        repeat(rest)
+        repeat(rest, done)
         best = max(rest, key=lambda name: float(np.mean(np.log(rates[name]))))
         over = {name: interval(rates[chosen], rates[name]) for name in (none, best)}
         if done == SURE:
@@ -190,8 +191,10 @@ def race(
     for name, speedup in expected.items():
         count = len(rates.get(name, ()))
         _, mean, _ = interval(rates[name], rates[none][:count]) if count else 3 * (first[name] / first[none],)
-        fewer = "" if name in rest else f"  ({max(count, 1)} repeats)"
-        print(f"{name:{width}} {taus[name]:11.3f}  {mean:19.3f}  {speedup:8.3f}{fewer}")
+        fewer = "" if name in rest else f"  ({count or FIRST} repeats)"
+        print(
+            f"{name:{width}} {float(np.mean(taus[name][FIRST:] or taus[name])):11.3f}  {mean:19.3f}  {speedup:8.3f}{fewer}"
+        )
     low, mean, high = over[none]
     judged(f"{chosen} over none", mean, PLAIN_GOAL, f"90 % interval {low:.3f} to {high:.3f}")
     low, mean, high = over[best]

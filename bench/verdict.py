@@ -2,7 +2,7 @@
 
     python bench/verdict.py [--model smollm2|pocket|tinystories] [--dtype float32 bfloat16] [--shared ../shared]
 
-A drafter is learned, with heads where the model has them. In each dtype the steps of static and per-step trees are
+A drafter is learned, with heads where the model has them. In each dtype the steps of chains, static and per-step trees are
 timed (`treeopt profile`), and the verdict is made from these and the traces. Then other texts are decoded in batches by
 none, chains of 1 to 8 drafts, static and per-step trees of each size and the chosen plan, as in bench/recommended.py:
 the chosen plan is to be within 2 % of the best, or 1 within the 90 % interval of paired repeats. At last one batch of
@@ -24,14 +24,14 @@ from timing import add_tiny
 
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.decode.decoder import TreeDecoder, advance
-from treeopt.defaults import KINDS, LEARN_SIZES
+from treeopt.defaults import LEARN_SIZES, NONE, PROFILE_KINDS
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.evaluate.profile import measure_profile
 from treeopt.models.base import Base
 from treeopt.models.compatibility import heads_like
 from treeopt.models.heads import MedusaHeads
-from treeopt.optimize.verdict import NONE, Setting, Verdict, Verdicts, verdicts_of
+from treeopt.optimize.verdict import Setting, Verdict, Verdicts, verdicts_of
 from treeopt.optimize.verdict_report import named
 from treeopt.schedule import Planned
 from treeopt.texts.encode import encode
@@ -51,8 +51,8 @@ class Effort:
         sizes: nodes of static and per-step trees.
         known: prompts that the drafter is learned and traced from.
         learned: tokens that are sampled to learn from.
-        texts: prompts that are decoded, of which batches of 1 and 4 take the first `fewest` and 8.
-        fewest: see there.
+        texts: prompts that are decoded; each repeat takes the next ones, 2 batches of 4, 1 of 16, or
+        fewest: as many as this at batch 1.
         new_tokens: of each text.
         rounds: of timed steps.
         repeats: of the paired times.
@@ -61,7 +61,7 @@ class Effort:
     sizes: tuple[int, ...] = LEARN_SIZES
     known: int = 96
     learned: int = 50_000
-    texts: int = 16
+    texts: int = 160
     fewest: int = 4
     new_tokens: int = 48
     rounds: int = 20
@@ -102,14 +102,14 @@ def measure(name: str, options: argparse.Namespace) -> None:
         heads = None if loaded is None else heads_like(here, loaded.heads)
         sizes = sorted({*effort.sizes, *([] if options.tiny else [drafts + 1 for drafts in CHAINS])})
         shared: dict[str, Any] = {"nodes": sizes, "batches": batches, "contexts": [context], "repeats": effort.rounds}
-        profiles = [measure_profile(here, heads, drafter=drafter, kind=kind, **shared) for kind in KINDS]
+        profiles = [measure_profile(here, heads, drafter=drafter, kind=kind, **shared) for kind in PROFILE_KINDS]
         found = verdicts_of(run.calibration, profiles)
         bench = Bench(here, heads, drafter, texts, effort)
         for place in found.verdicts:
             if place.batch in COMPARED:
                 print(f"\n{name}, {drafter.name}, {dtype}, batch {place.batch}: the verdict is {named(place.best)}")
                 bench.compare(place)
-        print(f"\n{name}, {drafter.name}, {dtype}: {effort.texts} texts of different lengths in one batch")
+        print(f"\n{name}, {drafter.name}, {dtype}: {COMPARED[-1]} texts of different lengths in one batch")
         bench.follow(found)
 
 
@@ -135,9 +135,13 @@ class Bench:
         expected = {name: one.budget.speedup for name, one in zip(names, chosen, strict=True)}
         best = names[next(i for i, one in enumerate(chosen) if one is place.best)]
         new = self.effort.new_tokens
-        texts = self.texts[: self.effort.fewest if place.batch == 1 else 2 * place.batch]
+        count = self.effort.fewest if place.batch == 1 else 8 if place.batch == 4 else place.batch
+
+        def run(name: str, number: int) -> tuple[float, float]:
+            return decoded(decoders[name], self._taken(number, count), new, place.batch)
+
         race(
-            lambda name: decoded(decoders[name], texts, new, place.batch),
+            run,
             expected,
             NONE,
             best,
@@ -158,14 +162,25 @@ class Bench:
         plans[SCHEDULE] = found.schedule
         expected = {named(one): one.budget.speedup for one in lengths} | {SCHEDULE: place.best.budget.speedup}
         decoders = {name: self.decoder(plan) for name, plan in plans.items()}
-        race(lambda name: self._uneven(decoders[name]), expected, NONE, SCHEDULE, self.effort.repeats, GOAL)
+        race(
+            lambda name, number: self._uneven(decoders[name], number),
+            expected,
+            NONE,
+            SCHEDULE,
+            self.effort.repeats,
+            GOAL,
+        )
 
-    def _uneven(self, decoder: TreeDecoder) -> tuple[float, float]:
+    def _taken(self, number: int, count: int) -> list[list[int]]:
+        """The texts of a repeat."""
+        return [self.texts[(number * count + i) % len(self.texts)] for i in range(count)]
+
+    def _uneven(self, decoder: TreeDecoder, number: int) -> tuple[float, float]:
         """Tokens per step and per CPU second of one batch with budgets of different lengths."""
-        count, most = len(self.texts), self.effort.new_tokens
+        count, most = min(COMPARED[-1], len(self.texts)), self.effort.new_tokens
         budgets = [max(1, most // 8 + most * 7 * i * i // (8 * max(1, count - 1) ** 2)) for i in range(count)]
         begin = time.thread_time()
-        rows = decoder.prefill(self.texts, most)
+        rows = decoder.prefill(self._taken(number, count), most)
         steps = list(advance(decoder, rows, dict(enumerate(budgets)), frozenset(self.base.eos_ids)))
         spent = time.thread_time() - begin
         lengths = [len(one) for step in steps for one in step.values()]

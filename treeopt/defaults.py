@@ -9,6 +9,8 @@ from __future__ import annotations
 HEADS, HEADS_NGRAM, NGRAM = "heads", "heads+ngram", "ngram"
 MODEL, MODEL_NGRAM = "model", "model+ngram"
 KINDS = ("static", "dynamic")  # of trees: one for all steps, or one chosen per step
+NONE, CHAIN = "none", "chain"  # of plans, beside `KINDS`
+PROFILE_KINDS = (*KINDS, CHAIN)  # of steps that are timed
 AUTO = "auto"  # a batch size
 AUTO_BATCH = 64  # prompts in a forward that `--batch-size auto` begins with
 LEARN_TOKENS = 400_000  # sampled tokens to learn a drafter from

@@ -251,6 +251,20 @@ def test_generic_trees_grow_out_of_each_other() -> None:
     assert trees[4].max_rank >= 3
 
 
+def test_chains_of_the_levels_that_there_are(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes beyond the levels are left out, and each step that is timed has a chain."""
+    plans: list[Tree] = []
+
+    def recorded(base: Base, heads: MedusaHeads, plan: Tree, **options: Any) -> TreeDecoder:
+        plans.append(plan)
+        return TreeDecoder(base, heads, plan, **options)
+
+    monkeypatch.setattr(profile_module, "TreeDecoder", recorded)
+    found = measure_profile(base, random_heads(base, 3), nodes=(2, 4, 9), contexts=(8,), repeats=1, kind="chain")
+    assert ([point.nodes for point in found.points], found.kind) == ([1, 2, 4], "chain")
+    assert plans == [Tree.chain(drafts) for drafts in (0, 1, 3)]
+
+
 def test_context_must_leave_room_for_the_tree(base: Base) -> None:
     """The largest context that fits is timed, one token more is E503 that names it."""
     loaded = loaded_heads(base)

@@ -191,6 +191,30 @@ def test_each_kind_is_priced_by_its_own_profile() -> None:
     assert found.best_of("dynamic").budget.speedup < 1  # type: ignore[union-attr]
 
 
+def test_chains_are_priced_by_a_profile_of_chains() -> None:
+    """With one, chains take its seconds and static trees their own; it alone leaves trees out, not chains."""
+    trees, chains = profile_of(TIMES["flat"], "static"), profile_of(lambda n, b, c: 1.0 + n, "chain", sizes=(1, 2, 5))
+    found = verdicts_of(CALIBRATION, [trees, chains]).verdicts[0]
+    overheads = {(one.kind, one.budget.nodes): one.budget.overhead for one in found.settings}
+    assert overheads["chain", 5] == pytest.approx(3.0)
+    assert ("chain", 6) not in overheads
+    assert overheads["static", 32] == 1.0
+    only = verdicts_of(CALIBRATION, [chains])
+    assert {one.kind for one in only.verdicts[0].settings} == {"none", "chain"}
+    assert list(only.left_out) == ["static", "dynamic"]
+
+
+def test_chains_of_a_draft_model_have_a_doubt() -> None:
+    """A tree of as many nodes has fewer levels, so a profile of trees prices these chains too low."""
+    source = {"drafter": "d1", "drafter_name": "model"}
+    trees, chains = (
+        dataclasses.replace(profile_of(TIMES["flat"], kind), provenance={"kind": kind, **source})
+        for kind in ("static", "chain")
+    )
+    assert "--kind chain" in " ".join(verdicts_of(CALIBRATION, [trees]).warnings)
+    assert not verdicts_of(CALIBRATION, [trees, chains]).warnings
+
+
 def test_what_was_not_measured_is_refused() -> None:
     """E230 for another batch or context, two profiles of a kind, or none; E223 for another drafter."""
     static = profile_of(TIMES["flat"], "static")
@@ -199,6 +223,7 @@ def test_what_was_not_measured_is_refused() -> None:
         ([static], {"batches": [3]}, Code.PROFILE_INVALID, "does not hold batch 3"),
         ([static], {"batches": [1], "contexts": [128, 99]}, Code.PROFILE_INVALID, "batch 1 with context 99"),
         ([static, static], {}, Code.PROFILE_INVALID, "two profiles are of static trees"),
+        ([profile_of(TIMES["flat"], "chain")] * 2, {}, Code.PROFILE_INVALID, "two profiles are of chains"),
         ([static], {"kinds": ["dynamic"]}, Code.PROFILE_INVALID, "no profile is of dynamic trees"),
         ([], {}, Code.PROFILE_INVALID, "no profile is of static or dynamic"),
         ([other], {}, Code.DRAFTER_MISMATCH, "d2"),

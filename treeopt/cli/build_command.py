@@ -26,6 +26,7 @@ from treeopt.defaults import (
     KINDS,
     MAX_NODES,
     ONE_NODE,
+    PROFILE_KINDS,
     STEP_SIZES,
     VALUES,
     WEIGHTS,
@@ -150,7 +151,7 @@ def _run_verdict(console: Console, options: dict[str, Any]) -> None:
     from treeopt.optimize.verdict_report import verdict_report, verdict_warnings
 
     check_belongs(("engine",), "a build of one tree", holds=False)
-    if not 1 <= len(options["profile"]) <= len(KINDS):
+    if not 1 <= len(options["profile"]) <= len(PROFILE_KINDS):
         raise click.UsageError("--nodes auto takes one --profile for each kind; more belong to --drafter auto")
     kinds = (options["kind"],) if given("kind") else KINDS
     if KINDS[0] not in kinds:

@@ -18,9 +18,11 @@ from treeopt.files.configurations import write_note
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
+    from treeopt.export.draft_config import DraftConfig
     from treeopt.export.settings import EngineSettings
     from treeopt.optimize.chains import AcceptanceComparison, MeasuredAcceptance
 
+_WITH_DRAFT = ("vllm", "hydra")  # engines with limits that depend on the drafter's config
 _SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
 
 
@@ -40,6 +42,10 @@ _SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
 )
 @click.option(
     "--synthetic", is_flag=True, default=None, help="Settings: acceptance rates in place of drafts, to time the engine."
+)
+@click.option(
+    "--draft",
+    help="Folder of the drafter that is served (of mtp the base's), for limits by its config: vllm, hydra.",
 )
 @click.option("-o", "--output", help="A file [default: standard output]; sequoia: .pt or .json.")
 @force_option
@@ -66,6 +72,7 @@ def run(console: Console, tree: str | None, engine: str, output: str | None, for
     With --measured alone, the counters of an engine that ran K drafts give the tokens per step of all shorter chains,
     with 90 % intervals: no model is needed. --profile adds the fastest length.
     """
+    draft = options.pop("draft")
     given = [option_of(name) for name, value in options.items() if value is not None]
     if tree is None and options["calibration"] is None and options["measured"] is None:
         raise click.UsageError("Missing argument 'TREE' or option '--calibration' or '--measured'.")
@@ -74,26 +81,29 @@ def run(console: Console, tree: str | None, engine: str, output: str | None, for
     if engine not in (SETTINGS if tree is None else ENGINES):
         place, other = ("TREE", "--calibration") if tree is None else ("--calibration", "TREE")
         raise click.UsageError(f"--for {engine} takes {place} in place of {other}.")
+    if draft is not None and engine not in _WITH_DRAFT:
+        raise click.UsageError(f"--draft is for --for {' and '.join(_WITH_DRAFT)}: no other limits are read from it.")
     if tree is None:
-        _export_settings(console, engine, output, {**options, "force": force})
+        _export_settings(console, engine, output, {**options, "draft": draft, "force": force})
     else:
-        _export_tree(console, tree, engine, output, force)
+        _export_tree(console, tree, engine, output, {"draft": draft, "force": force})
 
 
 command = run
 
 
-def _export_tree(console: Console, tree: str, engine: str, output: str | None, force: bool) -> None:
+def _export_tree(console: Console, tree: str, engine: str, output: str | None, options: Mapping[str, Any]) -> None:
     from treeopt.files.trees import load_tree
 
     record = load_tree(tree)  # before the output is checked, because an invalid tree is the first error
     if output is not None:
-        check_outputs({"tree": tree, "force": force}, output)
+        check_outputs({"tree": tree, **options}, output)
         if engine in _SUFFIXES:
             check_suffix(output, *_SUFFIXES[engine])
     from treeopt.export.trees import export_tree
 
-    exported = export_tree(record, engine, suffix="" if output is None else Path(output).suffix)
+    suffix = "" if output is None else Path(output).suffix
+    exported = export_tree(record, engine, suffix=suffix, draft=_draft(options))
     if output is None:
         console.say(exported.content.decode().removesuffix("\n"))
     else:
@@ -133,7 +143,7 @@ def _export_settings(console: Console, engine: str, output: str | None, options:
     if output is not None:
         check_outputs(options, output)
     given = {"drafts": options["chain_length"], "nodes": options["nodes"], "method": options["method"]}
-    found = engine_settings(engine, calibration, profile, **given, measured=measured)
+    found = engine_settings(engine, calibration, profile, **given, measured=measured, draft=_draft(options))
     if options["synthetic"]:
         found = found.synthetic
     comparison = None if calibration is None or measured is None else _compared(measured, found, calibration)
@@ -142,6 +152,12 @@ def _export_settings(console: Console, engine: str, output: str | None, options:
         console.report(*comparison.report())
     data = {"content": found.content if output is None else None, "output": output if found.content else None}
     _note(console, list(found.report()), data)
+
+
+def _draft(options: Mapping[str, Any]) -> DraftConfig | None:
+    from treeopt.export.draft_config import read_draft_config
+
+    return None if options["draft"] is None else read_draft_config(options["draft"])
 
 
 def _measured(console: Console, file: str) -> MeasuredAcceptance:

@@ -15,7 +15,15 @@ from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import draft_option, drafter_file_option, load_draft_model, uses_heads
 from treeopt.cli.numbers import numbers_option
 from treeopt.cli.options import check_outputs, compile_option, dtypes_of, force_option, load_models, model_options
-from treeopt.defaults import KINDS, ONE_NODE, PROFILE_CONTEXT, PROFILE_FILE, PROFILE_NODES, PROFILE_REPEATS
+from treeopt.defaults import (
+    CHAIN,
+    ONE_NODE,
+    PROFILE_CONTEXT,
+    PROFILE_FILE,
+    PROFILE_KINDS,
+    PROFILE_NODES,
+    PROFILE_REPEATS,
+)
 from treeopt.facts import Column, Part, Table, threads
 
 if TYPE_CHECKING:
@@ -36,9 +44,9 @@ if TYPE_CHECKING:
 @draft_option()
 @click.option(
     "--kind",
-    type=click.Choice(KINDS),
-    default=KINDS[0],
-    help="static: one tree for all steps; dynamic: a tree for each step (for `build --kind dynamic`).",
+    type=click.Choice(PROFILE_KINDS),
+    default=PROFILE_KINDS[0],
+    help="static: one tree for all steps; dynamic: a tree for each step (for `build --kind dynamic`); chain: chains.",
 )
 @click.option(
     "--repeats",
@@ -155,8 +163,9 @@ def _parts(profile: LatencyProfile) -> Iterator[Part]:
     )
     source = profile.provenance
     yield Table(columns, profile.points)
+    trees = "chains" if source["kind"] == CHAIN else f"{source['kind']} trees"
     yield (
-        f"{source['kind']} trees, drafter {source['drafter_name']}: median of the faster half of {source['repeats']} "
+        f"{trees}, drafter {source['drafter_name']}: median of the faster half of {source['repeats']} "
         f"rounds ({source['dtype']}, {source['device']}, {threads(source['threads'])}, {source['attention']} "
         "attention); spread: quartile distance / median; overhead: to one node, without drafts"
     )

@@ -20,7 +20,17 @@ from torch import Tensor
 
 from treeopt.decode.decoder import Rows, TreeDecoder, advance
 from treeopt.decode.rules import Greedy, Sample
-from treeopt.defaults import HEADS, KINDS, ONE_NODE, PROFILE_CONTEXT, PROFILE_NODES, PROFILE_REPEATS, STEP_SIZES
+from treeopt.defaults import (
+    CHAIN,
+    HEADS,
+    KINDS,
+    ONE_NODE,
+    PROFILE_CONTEXT,
+    PROFILE_KINDS,
+    PROFILE_NODES,
+    PROFILE_REPEATS,
+    STEP_SIZES,
+)
 from treeopt.drafter import UNTRAINED_TOP, Drafter
 from treeopt.drafting.interface import Drafts
 from treeopt.drafting.kernel.data import num_candidates
@@ -63,7 +73,8 @@ class ProfileOptions:
         contexts: tokens in the cache before the step; None for 512, or what fits into the model's context.
         batches: texts decoded together.
         repeats: rounds, each with the shortest of three steps of every size; the quieter half counts.
-        kind: `static`, one tree for all steps, or `dynamic`, a tree chosen per step.
+        kind: `static`, one tree for all steps, `dynamic`, a tree chosen per step, or `chain`, chains of the levels
+            that the drafter has at most.
         draft: the draft model of the drafter, in any form that models have; None where it has none.
 
     Raises:
@@ -84,7 +95,7 @@ class ProfileOptions:
             given["contexts"] = self.contexts
         _check_numbers(**given)
         check_counts(repeats=self.repeats)
-        check_choice("kind", self.kind, KINDS)
+        check_choice("kind", self.kind, PROFILE_KINDS)
         for name, numbers in given.items():
             object.__setattr__(self, name, tuple(sorted(map(int, set(numbers)))))
 
@@ -163,7 +174,7 @@ def _generic(
         record = Drafter.heads_only(heads.num_heads, min(UNTRAINED_TOP, base.vocab_size))
     if dynamic:
         nodes = [min(size, STEP_SIZES[-1]) for size in nodes]
-    trees = _trees(base, heads, nodes, record)
+    trees = _trees(base, heads, nodes, record, chains=options.kind == CHAIN)
     per_step = dynamic and record is not None and trees[-1].nodes > ONE_NODE
     return record, trees, record.depth if per_step and record else trees[-1].depth
 
@@ -177,7 +188,7 @@ def _decoder(
         heads = record = draft = None
     if record is not None:
         plan = dataclasses.replace(tree, drafter=record.id)
-        if kind != KINDS[0]:  # a policy has fewer nodes than a tree may have
+        if kind == KINDS[1]:  # a policy has fewer nodes than a tree may have
             plan = TreePolicy(tree.nodes, record.depth, record.id)
     return TreeDecoder(base, heads, plan, drafter=record, draft=draft, acceptance=AcceptDeepest(), probe=False)
 
@@ -194,8 +205,10 @@ def _check_numbers(**given: Sequence[int]) -> None:
         raise TreeoptError(Code.OUT_OF_MEMORY, what, fix="a smaller --batch-size")
 
 
-def _trees(base: Base, heads: MedusaHeads | None, nodes: Sequence[int], record: Drafter | None) -> list[Tree]:
-    """The generic tree of each size, ascending, the one-node tree first; each contains the ones before it."""
+def _trees(
+    base: Base, heads: MedusaHeads | None, nodes: Sequence[int], record: Drafter | None, *, chains: bool = False
+) -> list[Tree]:
+    """The generic tree or the chain of each size, ascending, the one-node tree first; each contains those before."""
     sizes = sorted({ONE_NODE, *nodes})
     if sizes[-1] > MOST_NODES:
         what = f"a step of {sizes[-1]} nodes is not timed: its mask alone has {sizes[-1]}^2 numbers"
@@ -203,6 +216,8 @@ def _trees(base: Base, heads: MedusaHeads | None, nodes: Sequence[int], record: 
     levels, ranks = 0 if heads is None else heads.num_heads, base.vocab_size
     if record is not None:
         levels, ranks = record.depth, num_candidates(record, base.vocab_size)
+    if chains:
+        return [Tree.chain(size - 1) for size in sizes if size <= levels + 1]
     growth = generic_growth(sizes[-1], levels, ranks)
     largest = len(growth.values) + 1
     if sizes[-1] > largest:

@@ -28,6 +28,7 @@ from treeopt.engines import (
     EngineMethod,
 )
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts, counted
+from treeopt.export.draft_config import DraftConfig
 from treeopt.export.lint import drafter_name
 from treeopt.facts import Fact, picked
 from treeopt.latency import LatencyProfile
@@ -172,6 +173,7 @@ class _EngineInput:
     chains: tuple[float, ...]
     method: str  # one of the engine's; empty where it is not known
     known: EngineMethod
+    draft: DraftConfig | None = None
 
     @property
     def several(self) -> bool:
@@ -188,6 +190,7 @@ def engine_settings(
     nodes: int | None = None,
     measured: MeasuredAcceptance | None = None,
     method: str | None = None,
+    draft: DraftConfig | None = None,
 ) -> EngineSettings:
     """The settings of an engine for the drafter of a calibration, or for the one that it ran itself.
 
@@ -231,7 +234,7 @@ def engine_settings(
         raise _too_long(drafts, len(chains) - 1, calibration)
     method = method or next((one for one, how in known.methods.items() if name and how.drafts == name), "")
     how = known.methods.get(method, EngineMethod("", by_batch=True, model=False))
-    given = _EngineInput(calibration, profile, drafts, nodes, chains, method, how)
+    given = _EngineInput(calibration, profile, drafts, nodes, chains, method, how, draft)
     found = dataclasses.replace(SETTINGS_OF[engine](given), engine=engine, chains=chains)
     if found.settings and known.methods and not method:
         why = "counters do not name the drafter" if calibration is None else "the engine does not have the drafter"
@@ -309,7 +312,12 @@ def _drafter(calibration: Calibration) -> str:
 
 
 def _chain(
-    given: _EngineInput, key: str, make: Callable[[Lengths], dict[str, Any]], *notes: str, by_batch: bool = False
+    given: _EngineInput,
+    key: str,
+    make: Callable[[Lengths], dict[str, Any]],
+    *notes: str,
+    by_batch: bool = False,
+    allows: Callable[[int], bool] = lambda drafts: True,
 ) -> EngineSettings:
     """The settings of an engine that takes a length, which it calls `key`.
 
@@ -319,7 +327,7 @@ def _chain(
     profile = given.profile
     if profile is None and given.drafts is None:
         return EngineSettings({}, underived={key: _NO_LENGTH})
-    budgets = {} if profile is None else chains_by_batch(np.array(given.chains), profile, given.drafts)
+    budgets = {} if profile is None else chains_by_batch(np.array(given.chains), profile, given.drafts, allows=allows)
     if not by_batch:
         budgets = dict(sorted(budgets.items())[:1])
     lengths = {batch: budget.nodes - 1 for batch, budget in budgets.items()} or {1: given.drafts or 0}
@@ -343,11 +351,18 @@ def _vllm(given: _EngineInput) -> EngineSettings:
     notes = ["beyond the largest measured batch vLLM keeps the last length of the table"] if with_table else []
     if given.method == "medusa":
         notes.append("vLLM 0.33 has no Medusa heads: 0.32 is the last version with them")
-    if given.method == "mtp":
-        notes.append("above n_predict of the checkpoint, num_speculative_tokens must be a multiple of it")
+    config = given.draft or DraftConfig("")
+    if given.method != "mtp":
+        config = DraftConfig("")
+    elif given.draft is None:
+        notes.append("above n_predict of the checkpoint, num_speculative_tokens must be a multiple of it: --draft")
+    if given.drafts is not None and not config.allows(given.drafts):
+        what = f"{config.name} has {config.modules} MTP modules, and a chain of {given.drafts} drafts"
+        why = "vLLM takes at most as many, or a multiple of them"
+        raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, at=f"--chain-length {given.drafts}", why=why)
     if given.method == "suffix":
         notes.append("needs arctic-inference 0.1.1; the number is a maximum")
-    found = _chain(given, "num_speculative_tokens", make, *notes, by_batch=given.known.by_batch)
+    found = _chain(given, "num_speculative_tokens", make, *notes, by_batch=given.known.by_batch, allows=config.allows)
     if found.settings and not given.known.by_batch:
         found.underived[_TABLE] = f"vLLM drafts one length for all batches with method {given.method}"
     elif found.settings and not given.several:

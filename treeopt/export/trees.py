@@ -9,7 +9,8 @@ from pathlib import Path
 
 from treeopt.defaults import MAX_NODES
 from treeopt.engines import ENGINES
-from treeopt.errors import check_choice
+from treeopt.errors import Code, TreeoptError, check_choice
+from treeopt.export.draft_config import DraftConfig
 from treeopt.export.growmaps import (
     FORMATS,
     KEYS,
@@ -80,20 +81,26 @@ class Exported:
             yield Fact(None, value, key=key)
 
 
-def export_tree(tree: GivenTree, to: str, *, suffix: str = "") -> Exported:
+def export_tree(tree: GivenTree, to: str, *, suffix: str = "", draft: DraftConfig | None = None) -> Exported:
     """A tree in the format of an engine.
 
     Args:
         tree: the tree.
         to: a name of `treeopt.engines.ENGINES`.
         suffix: of the file that is to be written; `.pt` for a growmap of `sequoia` as `torch.save` writes it.
+        draft: the config of the drafter that the engine serves, where it is known.
 
     Raises:
-        TreeoptError: E105 where the engine would refuse or misread the tree; as `treeopt.files.trees.as_tree`.
+        TreeoptError: E105 where the engine, or the drafter in it, would refuse or misread the tree; as
+            `treeopt.files.trees.as_tree`.
         ValueError: where no engine has the name.
     """
     check_choice("to", to, ENGINES)
     tree = as_tree(tree)
+    if to == "hydra" and draft is not None and not draft.grounded:
+        what = f"{draft.name} has {'no Hydra heads' if draft.grounded is None else 'Hydra heads without grounding'}"
+        why = "the tree is for heads that read the drafts before them: grounded_heads is true in their config.json"
+        raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, why=why, fix="grounded Hydra heads")
     warnings = check_exportable(tree, to)
     binary = BINARY.get(to) if suffix.lower() == PT else None
     content = binary(tree) if binary else (WRITERS[to](tree) + "\n").encode()

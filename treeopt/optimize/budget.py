@@ -10,7 +10,7 @@ tau(N) comes from replay, t(N) from a latency profile. Source: arXiv:2401.10774,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,11 +117,22 @@ def budget_at(
     return Budget.of(nodes, float(expected[nodes - 1]), seconds, alone)
 
 
-def best_budget(expected: Floats, profile: LatencyProfile, batch: int = 1, context: int | None = None) -> Budget:
-    """The size with the most tokens per second by `fastest`, of those known and measured; 1 where none is faster."""
+def best_budget(
+    expected: Floats,
+    profile: LatencyProfile,
+    batch: int = 1,
+    context: int | None = None,
+    *,
+    allows: Callable[[int], bool] = lambda nodes: True,
+) -> Budget:
+    """The size with the most tokens per second by `fastest`, of those known, measured and allowed.
+
+    It is 1 where none is faster.
+    """
     alone = step_seconds(profile, ONE_NODE, batch, context)  # E230 where it was not measured
     sizes, medians = profile.curve(batch, context)
     largest = min(len(expected), int(sizes[-1]))
     seconds = np.interp(np.arange(1, largest + 1), sizes, isotonic(medians))
-    best = fastest((expected[:largest] * alone / seconds)[ONE_NODE:])
+    allowed = [allows(size) for size in range(1, largest + 1)]
+    best = fastest(np.where(allowed, expected[:largest] * alone / seconds, 0.0)[ONE_NODE:])
     return budget_at(expected, profile, ONE_NODE if best is None else best + ONE_NODE + 1, batch, context)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -195,13 +195,23 @@ def replay_dynamic_tree(calibration: Calibration, shape: DynamicTree) -> Replay:
     return _walked(calibration, np.logical_and.accumulate(inside, axis=1), shape.steps)
 
 
-def chains_by_batch(expected: Floats, profile: LatencyProfile, drafts: int | None = None) -> dict[int, Budget]:
+def chains_by_batch(
+    expected: Floats,
+    profile: LatencyProfile,
+    drafts: int | None = None,
+    *,
+    allows: Callable[[int], bool] = lambda drafts: True,
+) -> dict[int, Budget]:
     """The figures of the chain of `drafts` drafts, or of the fastest, at each measured batch and the largest context.
 
-    Chains are priced by trees of as many nodes. `expected` has the tokens per step of chains of 0, 1, ... drafts.
+    Chains are priced by a profile of chains, or else by trees of as many nodes. `expected` has the tokens per step of
+    chains of 0, 1, ... drafts; the fastest is one of the lengths that are allowed.
     """
     if drafts is None:
-        return {batch: best_budget(expected, profile, batch) for batch in profile.batches}
+        return {
+            batch: best_budget(expected, profile, batch, allows=lambda nodes: allows(nodes - 1))
+            for batch in profile.batches
+        }
     return {batch: budget_at(expected, profile, drafts + 1, batch) for batch in profile.batches}
 
 

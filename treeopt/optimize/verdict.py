@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import KINDS, MAX_NODES, MODEL, MODEL_NGRAM, ONE_NODE, STEP_SIZES
+from treeopt.defaults import CHAIN, KINDS, MAX_NODES, MODEL, MODEL_NGRAM, NONE, ONE_NODE, STEP_SIZES
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyProfile, unmeasured
 from treeopt.optimize.auto_drafter import profile_doubts
@@ -38,7 +38,6 @@ from treeopt.progress import Progress, silent
 from treeopt.schedule import Schedule, ScheduledPlan
 from treeopt.tree import Tree
 
-NONE, CHAIN = "none", "chain"  # of plans, beside `KINDS`
 EQUAL = 0.005  # of the greatest speedup: closer candidates are equally fast, and the simplest is chosen
 
 Place = tuple[int, int]  # a batch and a context
@@ -151,8 +150,8 @@ def verdicts_of(
 
     Args:
         calibration: the traces; without those of per-step trees these are left out.
-        profiles: at most one of each kind of trees; one without provenance, such as an engine's own step times,
-            prices both. Chains are priced as static trees of as many nodes.
+        profiles: at most one of each kind of trees and of chains; one without provenance, such as an engine's own
+            step times, prices all. Without a profile of chains these are priced as static trees of as many nodes.
         batches: all that the profiles have where None.
         contexts: of each batch all that the profiles have where None.
         kinds: of trees that are considered, chains with the static ones.
@@ -178,16 +177,20 @@ def verdicts_of(
 def _priced(
     calibration: Calibration, profiles: Sequence[LatencyProfile], kinds: Sequence[str]
 ) -> dict[str, LatencyProfile]:
-    """The profile of each kind that can be priced."""
+    """The profile of each kind that can be priced, and that of chains."""
     priced: dict[str, LatencyProfile] = {}
     for profile in profiles:
         for kind in KINDS if profile.kind is None else (profile.kind,):
             check_priced(profile, calibration, kind)
             if kind in priced:
-                raise TreeoptError(Code.PROFILE_INVALID, f"two profiles are of {kind} trees", fix="leave one out")
+                what = f"two profiles are of {kind}{'s' if kind == CHAIN else ' trees'}"
+                raise TreeoptError(Code.PROFILE_INVALID, what, fix="leave one out")
             priced[kind] = profile
     traced = calibration.steps is not None
+    static = KINDS[0] in kinds
     found = {kind: priced[kind] for kind in kinds if kind in priced and (traced or kind == KINDS[0])}
+    if static and (chains := priced.get(CHAIN, priced.get(KINDS[0]))) is not None:
+        found = {CHAIN: chains, **found}
     if not found:
         fix = ", then ".join(profile_command(calibration, kind) for kind in kinds)
         raise TreeoptError(Code.PROFILE_INVALID, f"no profile is of {' or '.join(kinds)} trees", fix=fix)
@@ -255,24 +258,22 @@ class Considering:
         return Considered(NONE, ONE_NODE, TextSums(tokens, tokens), False, plan)
 
     @functools.cached_property
-    def static(self) -> list[Considered]:
-        """Chains, then static trees, up to the largest size that was measured."""
-        sizes = self._sizes.get(KINDS[0])
-        return [] if sizes is None else [*self._chains(max(sizes)), *self._grown(sizes)]
+    def plans(self) -> dict[str, list[Considered]]:
+        """Chains, static and per-step trees of each kind that is priced, up to the largest size that was measured."""
+        made = {CHAIN: self._chains, KINDS[0]: self._grown, KINDS[1]: self._per_step}
+        return {kind: [*make(self._sizes[kind])] for kind, make in made.items() if kind in self._sizes}
 
-    @functools.cached_property
-    def dynamic(self) -> list[Considered]:
-        """Per-step trees of one size at every step."""
-        found, most = [], STEP_SIZES[-1]
-        for size in _sizes(self._sizes.get(KINDS[1], set()), most):
+    def _per_step(self, measured: Iterable[int]) -> Iterator[Considered]:
+        """Of one size at every step."""
+        most = STEP_SIZES[-1]
+        for size in _sizes(measured, most):
             plan, sums = functools.partial(build_policy, self.calibration, size), sums_by_size(self.calibration, size)
-            found.append(Considered(KINDS[1], size, sums, size < most, plan))
-        return found
+            yield Considered(KINDS[1], size, sums, size < most, plan)
 
-    def _chains(self, nodes: int) -> Iterator[Considered]:
+    def _chains(self, measured: Iterable[int]) -> Iterator[Considered]:
         levels = self.calibration.num_heads
         levels = levels if self.job.max_depth is None else min(levels, self.job.max_depth)
-        longest = min(levels, MOST_DRAFTS, nodes - 1)
+        longest = min(levels, MOST_DRAFTS, max(measured) - 1)
         walked = TraceRows.of(self.calibration).replays(children_of(Tree.chain(longest)), range(2, longest + 2))
         for drafts, found in enumerate(walked, start=1):
             tree = functools.partial(described, self.fitter, Tree.chain(drafts), found.sums)
@@ -308,9 +309,7 @@ def _settings(
     first = next(iter(priced.values()))
     alone = step_seconds(first, ONE_NODE, batch, context)
     yield _setting(considered, considered.none, Budget.of(ONE_NODE, 1.0, alone, alone), batch, ONE_NODE)
-    for kind, plans in ((KINDS[0], considered.static), (KINDS[1], considered.dynamic)):
-        if kind not in priced:
-            continue
+    for kind, plans in considered.plans.items():
         profile = priced[kind]
         alone, largest = step_seconds(profile, ONE_NODE, batch, context), profile.largest(batch, context)
         for one in (one for one in plans if one.nodes <= largest):
@@ -345,9 +344,9 @@ def _setting(considered: Considering, one: Considered, budget: Budget, batch: in
 def _doubts(priced: Mapping[str, LatencyProfile], places: Sequence[Place]) -> Iterator[str]:
     for place in places:
         yield from profile_doubts([*priced.values()], *place)
-    static = priced.get(KINDS[0])
-    if static is not None and static.provenance.get("drafter_name") in (MODEL, MODEL_NGRAM):
+    chains = priced.get(CHAIN)
+    if chains is not None and chains.kind == KINDS[0] and chains.provenance.get("drafter_name") in (MODEL, MODEL_NGRAM):
         yield (
             "chains are priced as trees of as many nodes, which have fewer levels, and a draft model runs once a level:"
-            " they are slower than shown; a CSV of their seconds prices them exactly"
+            " they are slower than shown; treeopt profile --kind chain measures them"
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from treeopt.defaults import KINDS, ONE_NODE
+from treeopt.defaults import CHAIN, KINDS, NONE, ONE_NODE
 from treeopt.errors import counted
 from treeopt.facts import Column, Fact, Part, Table, milliseconds
 from treeopt.optimize.build_report import few_texts, fitted_texts, texts_of
-from treeopt.optimize.verdict import CHAIN, EQUAL, NONE, Setting, Verdict, Verdicts
+from treeopt.optimize.verdict import EQUAL, Setting, Verdict, Verdicts
 from treeopt.policy import Plan, TreePolicy
 from treeopt.schedule import Schedule
 
@@ -29,7 +29,7 @@ def verdict_report(found: Verdicts) -> Iterator[Part]:
         f"difference over {texts_of(found.calibration)} contains 0"
     )
     for kind, fix in found.left_out.items():
-        also = "chains and " if kind == KINDS[0] else ""
+        also = "chains and " if kind == KINDS[0] and found.verdicts[0].best_of(CHAIN) is None else ""
         yield f"left out: {also}{_TREES[kind]}: {fix}"
     everything = [_data(place, one) for place in found.verdicts for one in place.settings]
     yield Fact(None, everything, key="rows")
