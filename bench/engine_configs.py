@@ -27,6 +27,7 @@ from typing import Any
 from timing import add_tiny, judged, machine
 
 from treeopt.engines import SETTINGS
+from treeopt.export.draft_config import DraftConfig
 from treeopt.export.settings import SYNTHETIC, EngineSettings, engine_settings
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.chains import MeasuredAcceptance
@@ -203,11 +204,13 @@ def rows(engine: str, method: str) -> Iterator[tuple[str, EngineSettings]]:
         yield "synthetic", alone.synthetic
 
 
-def spoiled(check: Check) -> Iterator[tuple[str, bool]]:
-    """Whether vLLM refuses settings with one fault each."""
+def spoiled(check: Check) -> Iterator[tuple[str, str]]:
+    """Why vLLM refuses settings with one fault each; empty where it does not."""
     good = engine_settings("vllm", None, drafts=4, measured=COUNTED, method="mtp")
+    three = engine_settings("vllm", None, PROFILE, measured=COUNTED, method="mtp", draft=DraftConfig("m", 3)).settings
     for name, changed, n_predict in (
         ("none", {}, 2),
+        ("none, the fastest of three modules", three, 3),
         ("a length that is no multiple of n_predict", {}, 3),
         (
             "rates of another length",
@@ -222,10 +225,10 @@ def spoiled(check: Check) -> Iterator[tuple[str, bool]]:
         Drafter.n_predict = n_predict
         try:
             check("mtp", dataclasses.replace(good, settings={**good.settings, **changed}))
-        except Exception:
-            yield name, True
+        except ValueError as error:  # so are pydantic's
+            yield name, " ".join(str(error).split())[:200]
         else:
-            yield name, False
+            yield name, ""
     Drafter.n_predict = None
 
 
@@ -257,9 +260,9 @@ def main() -> None:
                     refused, verdict = refused + 1, f"REFUSED: {' '.join(str(error).split())[:200]}"
                 print(f"{engine} {method}, {name}: {verdict} by {own}: {found.content}", flush=True)
         if engine == "vllm" and check:
-            for fault, found_refused in spoiled(check):
-                print(f"vllm mtp, fault {fault}: {'refused' if found_refused else 'accepted'} by {own}")
-                refused += found_refused == (fault == "none")
+            for fault, why in spoiled(check):
+                print(f"vllm mtp, fault {fault}: {f'refused: {why}' if why else 'accepted'}, by {own}")
+                refused += bool(why) == fault.startswith("none")
     judged("settings that are refused, and faults that are not", refused, 0, f"of {asked}", most=True)
 
 

@@ -192,9 +192,8 @@ def race(
         count = len(rates.get(name, ()))
         _, mean, _ = interval(rates[name], rates[none][:count]) if count else 3 * (first[name] / first[none],)
         fewer = "" if name in rest else f"  ({count or FIRST} repeats)"
-        print(
-            f"{name:{width}} {float(np.mean(taus[name][FIRST:] or taus[name])):11.3f}  {mean:19.3f}  {speedup:8.3f}{fewer}"
-        )
+        tau = float(np.mean(taus[name][FIRST:] or taus[name]))
+        print(f"{name:{width}} {tau:11.3f}  {mean:19.3f}  {speedup:8.3f}{fewer}")
     low, mean, high = over[none]
     judged(f"{chosen} over none", mean, PLAIN_GOAL, f"90 % interval {low:.3f} to {high:.3f}")
     low, mean, high = over[best]

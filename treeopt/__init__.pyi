@@ -19,6 +19,7 @@ from .evaluate.learn_drafter import learn_drafter as learn_drafter
 from .evaluate.profile import measure_profile as measure_profile
 from .evaluate.validate import validate as validate
 from .export.acceptance import read_acceptance as read_acceptance
+from .export.draft_config import read_draft_config as read_draft_config
 from .export.heads import convert_heads as convert_heads
 from .export.lint import lint_tree as lint_tree
 from .export.settings import engine_settings as engine_settings
@@ -29,6 +30,8 @@ from .files.calibrations import save_calibration as save_calibration
 from .files.drafters import load_drafter as load_drafter
 from .files.drafters import save_drafter as save_drafter
 from .files.profiles import load_profile as load_profile
+from .files.schedules import load_planned as load_planned
+from .files.schedules import save_schedule as save_schedule
 from .files.trees import load_plan as load_plan
 from .files.trees import load_tree as load_tree
 from .files.trees import save_policy as save_policy
@@ -47,6 +50,7 @@ from .optimize.per_step import build_policy as build_policy
 from .optimize.per_step import replay_policy as replay_policy
 from .optimize.replay import replay as replay
 from .optimize.tree_builder import build_tree as build_tree
+from .optimize.verdict import verdicts_of as verdicts_of
 from .plan.devices import Device as Device
 from .plan.devices import device_of_spec as device_of_spec
 from .plan.devices import device_preset as device_preset
@@ -59,6 +63,8 @@ from .plan.planner import plan_speedup as plan_speedup
 from .plan.step_model import Efficiency as Efficiency
 from .plan.step_model import StepModel as StepModel
 from .policy import TreePolicy as TreePolicy
+from .schedule import Schedule as Schedule
+from .schedule import ScheduledPlan as ScheduledPlan
 from .shape import Drafting as Drafting
 from .shape import ModelShape as ModelShape
 from .texts.prompts import load_prompts as load_prompts

@@ -99,6 +99,7 @@ def test_id_is_of_what_is_verified() -> None:
 
 CHANGES = {
     "a plan that is not there": ("plan: 0,", "plan: 7,"),
+    "a plan after the last": ("- {batch: 16", "- {batch: 8, context: 128, plan: 4}\n- {batch: 16"),
     "a plan of no cell": ("- kind: none", "- kind: none\n- kind: dynamic\n  nodes: 4\n  depth: 2"),
     "a batch of none": ("{batch: 16", "{batch: 0"),
     "half a context": ("context: 128", "context: 128.5"),

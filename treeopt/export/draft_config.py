@@ -33,6 +33,13 @@ class DraftConfig:
         """Whether vLLM takes a chain of so many drafts."""
         return self.modules is None or drafts <= self.modules or drafts % self.modules == 0
 
+    def check(self, drafts: int | None) -> None:
+        """Raise E105 where vLLM does not take a chain of so many drafts."""
+        if drafts is not None and not self.allows(drafts):
+            what = f"{self.name} has {self.modules} MTP modules, and the chain {drafts} drafts"
+            why = "vLLM takes at most as many, or a multiple of them"
+            raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, at=f"--chain-length {drafts}", why=why)
+
 
 def read_draft_config(path: str | os.PathLike[str]) -> DraftConfig:
     """The limits in the config.json of a drafter, or in a folder with one; of an MTP module it is that of the base.

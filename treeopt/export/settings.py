@@ -50,7 +50,6 @@ _NO_LENGTH = "the fastest length needs seconds per step: --profile, or give the 
 _NO_SIZE = "the fastest size needs seconds per step: --profile, or give the size with --nodes"
 _NO_GAIN = "no length is faster than decoding without drafts on this machine"
 _TOP_K = "a top-k above 1 needs page size 1, or the attention backend flashinfer, fa3 or triton, and not trtllm_mha"
-_BEYOND = "beyond the last batch of draft_len_schedule TensorRT-LLM does not draft"
 _SCHEDULE = "draft_len_schedule begins with its greatest length, so none is above that of the smallest batch"
 _NAMES = {
     HEADS_DRAFT: "Medusa heads",
@@ -77,7 +76,8 @@ class EngineSettings:
         notes: what a user must know.
         batch: the smallest measured batch with drafts, which the promise is of; None where the length was given.
         bound: `exact` where the replay is of the engine's own drafts, `estimate` where it is of likely ones, `other
-            drafter` where the engine does not have the drafter of the calibration.
+            drafter` where the engine does not have the drafter of the calibration; of an engine's counters `measured`
+            where they are of this very chain, else `estimate`.
         chain: whether the engine drafts a chain, not a tree.
         lines: whether the settings are options of a command line; otherwise they are JSON.
         warning: that the engine does not have the drafter of the calibration; empty where it has.
@@ -86,6 +86,7 @@ class EngineSettings:
         estimates: the chains that an engine's counters give, in place of a replay; None with a calibration.
         rates: share of the steps that accept d drafts or more, d = 1, 2, ..., of the chain of the settings; empty where
             it is not known.
+        drafts: the length of the chain, 0 for none; None without settings, or of a tree.
     """
 
     settings: dict[str, Any]
@@ -149,10 +150,11 @@ class EngineSettings:
         if not self.rates:
             what = "the acceptance rates of the chain are not known"
             fix = "--chain-length or --profile, and --calibration or counters of a chain of that length"
-            raise TreeoptError(Code.PROFILE_INVALID, what, fix=fix)
+            why = "the engine accepts drafts at these rates in place of real ones"
+            raise TreeoptError(Code.PROFILE_INVALID, what, why=why, fix=fix)
         kept = {key: value for key, value in self.settings.items() if key != _TABLE}
-        rates = [round(rate, 4) for rate in self.rates]
-        return dataclasses.replace(self, settings={**kept, **SYNTHETIC[self.engine](rates)})
+        kept |= SYNTHETIC[self.engine]([round(rate, 4) for rate in self.rates])
+        return dataclasses.replace(self, settings=kept)
 
     @property
     def content(self) -> str:
@@ -173,7 +175,7 @@ class _EngineInput:
     chains: tuple[float, ...]
     method: str  # one of the engine's; empty where it is not known
     known: EngineMethod
-    draft: DraftConfig | None = None
+    draft: DraftConfig | None
 
     @property
     def several(self) -> bool:
@@ -202,6 +204,7 @@ def engine_settings(
         nodes: the size of the dynamic tree, root counted; None is the fastest.
         measured: in place of a calibration, the accepted drafts that an engine counted with a chain of K drafts.
             Shorter chains are estimated (`treeopt.optimize.counters`); longer ones are not.
+        draft: the config of the drafter that is served, whose MTP modules limit the lengths of vLLM's `mtp`.
         method: the engine's name of its drafter, one of `SETTINGS[engine].methods`; None is the one of the
             calibration's drafter, where there is one.
 
@@ -222,7 +225,8 @@ def engine_settings(
     if calibration is not None:
         if not calibration.positions:
             raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text")
-        chains, name = tuple(chain_tokens(calibration).tolist()), _drafter(calibration)
+        chains = tuple(chain_tokens(calibration).tolist())
+        name = drafter_name(calibration.provenance.drafter_id, calibration.provenance.drafter)
         if profile is not None and (drafts is not None or no_tree(engine, method, True, False)):
             check_priced(profile, calibration, profile.kind or KINDS[0])
     elif measured is not None:
@@ -234,7 +238,7 @@ def engine_settings(
         raise _too_long(drafts, len(chains) - 1, calibration)
     method = method or next((one for one, how in known.methods.items() if name and how.drafts == name), "")
     how = known.methods.get(method, EngineMethod("", by_batch=True, model=False))
-    given = _EngineInput(calibration, profile, drafts, nodes, chains, method, how, draft)
+    given = _EngineInput(calibration, profile, drafts, nodes, chains, method, how, draft if method == "mtp" else None)
     found = dataclasses.replace(SETTINGS_OF[engine](given), engine=engine, chains=chains)
     if found.settings and known.methods and not method:
         why = "counters do not name the drafter" if calibration is None else "the engine does not have the drafter"
@@ -276,8 +280,7 @@ def _of_counters(found: EngineSettings, estimates: CounterEstimates) -> EngineSe
         share = f"{estimates.last_rate:.1%} of the steps accepted all {counted(estimates.longest, 'draft')}"
         notes.append(f"a longer chain may be faster: {share}; measure with more drafts")
     whole = found.drafts == estimates.longest
-    rates = estimates.rates if whole else ()
-    bound = COUNTED if whole else ESTIMATE
+    bound, rates = (COUNTED, estimates.rates) if whole else (ESTIMATE, ())
     return dataclasses.replace(found, estimates=estimates, bound=bound, notes=tuple(notes), rates=rates)
 
 
@@ -305,10 +308,6 @@ def promised(found: EngineSettings, calibration: Calibration, drafts: int | None
         what = f"the engine made {drafts} drafts a step, and chains are replayed to {len(found.chains) - 1}"
         raise TreeoptError(Code.TREE_TOO_DEEP, what, why="the calibration has no more levels")
     return replay_chain(calibration, drafts)
-
-
-def _drafter(calibration: Calibration) -> str:
-    return drafter_name(calibration.provenance.drafter_id, calibration.provenance.drafter)
 
 
 def _chain(
@@ -352,14 +351,9 @@ def _vllm(given: _EngineInput) -> EngineSettings:
     if given.method == "medusa":
         notes.append("vLLM 0.33 has no Medusa heads: 0.32 is the last version with them")
     config = given.draft or DraftConfig("")
-    if given.method != "mtp":
-        config = DraftConfig("")
-    elif given.draft is None:
+    if given.method == "mtp" and not given.draft:
         notes.append("above n_predict of the checkpoint, num_speculative_tokens must be a multiple of it: --draft")
-    if given.drafts is not None and not config.allows(given.drafts):
-        what = f"{config.name} has {config.modules} MTP modules, and a chain of {given.drafts} drafts"
-        why = "vLLM takes at most as many, or a multiple of them"
-        raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, at=f"--chain-length {given.drafts}", why=why)
+    config.check(given.drafts)
     if given.method == "suffix":
         notes.append("needs arctic-inference 0.1.1; the number is a maximum")
     found = _chain(given, "num_speculative_tokens", make, *notes, by_batch=given.known.by_batch, allows=config.allows)
@@ -390,13 +384,12 @@ def _sglang(given: _EngineInput) -> EngineSettings:
     if given.nodes is None and given.profile is None:
         return EngineSettings({}, underived={key: _NO_SIZE}, chain=False)
     choice = choose_dynamic_tree(given.calibration, given.profile, given.nodes)
-    batch = None if given.profile is None else given.profile.batches[0]
+    batch = given.profile.batches[0] if given.profile is not None else None
     budgets = {} if batch is None or choice.budget is None else {batch: choice.budget}
     if choice.shape is None:
         return EngineSettings({}, budgets=budgets, underived={key: _NO_GAIN}, chain=False)
-    simulated = "docs/engines/index.md has the difference in a simulation"
     exact = choice.shape.replays_exactly(given.calibration.num_heads)
-    notes = () if exact else (f"the traces do not say which nodes the engine expands; {simulated}",)
+    notes = () if exact else ("the traces do not say which nodes the engine expands (docs/develop/formats.md)",)
     return EngineSettings(
         {**algorithm, **dict(zip(names, dataclasses.astuple(choice.shape), strict=True))},
         choice.replay,
@@ -436,8 +429,7 @@ def _sglang_chain(given: _EngineInput, algorithm: dict[str, str], names: tuple[s
 
 def _trtllm(given: _EngineInput) -> EngineSettings:
     def make(lengths: Lengths) -> dict[str, Any]:
-        # The first length is the greatest by rule; beyond the last batch TensorRT-LLM does not draft.
-        longest = lengths[min(lengths)]
+        longest = lengths[min(lengths)]  # the greatest by rule
         ranges = _ranges({batch: min(length, longest) for batch, length in lengths.items()})
         while ranges and not ranges[-1][2]:
             ranges.pop()
@@ -451,8 +443,8 @@ def _trtllm(given: _EngineInput) -> EngineSettings:
     )
     found = _chain(given, "max_draft_len", make, *notes, by_batch=given.known.by_batch)
     if found.settings and not found.settings["max_draft_len"]:
-        why = f"{_SCHEDULE}, and drafts do not pay there"
-        found = EngineSettings({}, budgets=found.budgets, underived={"max_draft_len": why})
+        lost = {"max_draft_len": f"{_SCHEDULE}, and drafts do not pay there"}
+        found = EngineSettings({}, budgets=found.budgets, underived=lost)
     return found
 
 
