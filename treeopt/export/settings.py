@@ -75,9 +75,8 @@ class EngineSettings:
         underived: reasons, by setting.
         notes: what a user must know.
         batch: the smallest measured batch with drafts, which the promise is of; None where the length was given.
-        bound: `exact` where the replay is of the engine's own drafts, `estimate` where it is of likely ones, `other
-            drafter` where the engine does not have the drafter of the calibration; of an engine's counters `measured`
-            where they are of this very chain, else `estimate`.
+        bound: `exact` where the replay is of the engine's own drafts, `estimate` of likely ones, `other drafter` where
+            the engine does not have that of the calibration; of counters `measured` of this very chain, or `estimate`.
         chain: whether the engine drafts a chain, not a tree.
         lines: whether the settings are options of a command line; otherwise they are JSON.
         warning: that the engine does not have the drafter of the calibration; empty where it has.
