@@ -4,7 +4,7 @@
 
 The drafter is learned with heads where the model has them; `learn_drafter` times a step of none, and of static and
 per-step trees of each size, and recommends a plan for each dtype. Then other texts are decoded by all plans in turn:
-three rounds of all, then 20 repeats of none, the recommended plan, and those whose fastest round came within `CLOSE` of
+two rounds of all, then 20 repeats of none, the recommended plan, and those whose fastest round came within `CLOSE` of
 the fastest of all; of these the ones that are slower than the best after 5 repeats, by their interval, are dropped. The
 figures are geometric means of paired ratios with their 90 % intervals (Student's t). Where an interval is wider than
 3 % to either side, 20 more repeats follow, at most twice. Times are CPU seconds of the one thread, so that other
@@ -39,8 +39,8 @@ from treeopt.texts.prompts import PromptSet, load_prompts
 
 PLAIN_GOAL, BEST_GOAL = 0.98, 0.97
 WIDEST = 0.03  # to either side of the mean, of a 90 % interval
-CLOSE = 0.9  # of the fastest plan's tokens per second in the first rounds
-FIRST = 3  # rounds of all plans
+CLOSE = 0.85  # of the fastest plan's tokens per second in the first rounds
+FIRST = 2  # rounds of all plans
 SURE = 5  # repeats after which slower plans are dropped
 MODELS = ("smollm2", "pocket", "tinystories")
 

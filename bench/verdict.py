@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recommended import MODELS, decoded, each_model, prepared, race
+from recommended import MODELS, each_model, prepared, race
 from timing import add_tiny
 
 from treeopt.calibrate.pipeline import run_calibration
@@ -38,7 +38,6 @@ from treeopt.texts.encode import encode
 
 GOAL = 0.98  # of the best
 CHAINS = range(1, 9)  # drafts
-BATCHES = (1, 2, 4, 8, 16)  # that are timed
 COMPARED = (1, 4, 16)
 SCHEDULE = "schedule"
 
@@ -51,11 +50,12 @@ class Effort:
         sizes: nodes of static and per-step trees.
         known: prompts that the drafter is learned and traced from.
         learned: tokens that are sampled to learn from.
-        texts: prompts that are decoded; each repeat takes the next ones, 2 batches of 4, 1 of 16, or
-        fewest: as many as this at batch 1.
+        texts: prompts that are decoded; each repeat takes the next ones.
+        fewest: texts of a repeat.
         new_tokens: of each text.
         rounds: of timed steps.
         repeats: of the paired times.
+        batches: that are timed.
     """
 
     sizes: tuple[int, ...] = LEARN_SIZES
@@ -66,10 +66,11 @@ class Effort:
     new_tokens: int = 48
     rounds: int = 20
     repeats: int = 20
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
 
 
-CHAT = Effort(known=48, learned=12_000, fewest=3, new_tokens=24, rounds=10)
-TINY = Effort((2, 8), known=6, learned=100, texts=2, new_tokens=8, rounds=1, repeats=2)
+CHAT = Effort(known=48, learned=12_000, fewest=2, new_tokens=24, rounds=4, batches=COMPARED)
+TINY = Effort((2, 8), known=6, learned=100, texts=2, new_tokens=8, rounds=1, repeats=2, batches=(1, 2))
 
 
 def main() -> None:
@@ -96,12 +97,16 @@ def measure(name: str, options: argparse.Namespace) -> None:
     assert run.learned is not None
     drafter = run.learned.drafter
     context = sorted(map(len, texts))[len(texts) // 2] + effort.new_tokens // 2
-    batches = (1, 2) if options.tiny else BATCHES
     for dtype in options.dtype[: 1 if options.tiny else None]:
         here = base.in_dtype(dtype)
         heads = None if loaded is None else heads_like(here, loaded.heads)
         sizes = sorted({*effort.sizes, *([] if options.tiny else [drafts + 1 for drafts in CHAINS])})
-        shared: dict[str, Any] = {"nodes": sizes, "batches": batches, "contexts": [context], "repeats": effort.rounds}
+        shared: dict[str, Any] = {
+            "nodes": sizes,
+            "batches": effort.batches,
+            "contexts": [context],
+            "repeats": effort.rounds,
+        }
         profiles = [measure_profile(here, heads, drafter=drafter, kind=kind, **shared) for kind in PROFILE_KINDS]
         found = verdicts_of(run.calibration, profiles)
         bench = Bench(here, heads, drafter, texts, effort)
@@ -135,19 +140,14 @@ class Bench:
         expected = {name: one.budget.speedup for name, one in zip(names, chosen, strict=True)}
         best = names[next(i for i, one in enumerate(chosen) if one is place.best)]
         new = self.effort.new_tokens
-        count = self.effort.fewest if place.batch == 1 else 8 if place.batch == 4 else place.batch
+        count = max(self.effort.fewest, place.batch)
 
         def run(name: str, number: int) -> tuple[float, float]:
-            return decoded(decoders[name], self._taken(number, count), new, place.batch)
+            texts = self._taken(number, count)
+            batches = [texts[first : first + place.batch] for first in range(0, count, place.batch)]
+            return self._rates(decoders[name], batches, [new] * place.batch)
 
-        race(
-            run,
-            expected,
-            NONE,
-            best,
-            self.effort.repeats,
-            GOAL,
-        )
+        race(run, expected, NONE, best, self.effort.repeats, GOAL)
 
     def _compared(self, one: Setting) -> bool:
         return one.kind == NONE or one.budget.nodes in (
@@ -162,28 +162,30 @@ class Bench:
         plans[SCHEDULE] = found.schedule
         expected = {named(one): one.budget.speedup for one in lengths} | {SCHEDULE: place.best.budget.speedup}
         decoders = {name: self.decoder(plan) for name, plan in plans.items()}
-        race(
-            lambda name, number: self._uneven(decoders[name], number),
-            expected,
-            NONE,
-            SCHEDULE,
-            self.effort.repeats,
-            GOAL,
-        )
+        count, most = min(COMPARED[-1], len(self.texts)), self.effort.new_tokens
+        budgets = [max(1, most // 8 + most * 7 * i * i // (8 * max(1, count - 1) ** 2)) for i in range(count)]
+
+        def run(name: str, number: int) -> tuple[float, float]:
+            return self._rates(decoders[name], [self._taken(number, count)], budgets)
+
+        race(run, expected, NONE, SCHEDULE, self.effort.repeats, GOAL)
 
     def _taken(self, number: int, count: int) -> list[list[int]]:
         """The texts of a repeat."""
         return [self.texts[(number * count + i) % len(self.texts)] for i in range(count)]
 
-    def _uneven(self, decoder: TreeDecoder, number: int) -> tuple[float, float]:
-        """Tokens per step and per CPU second of one batch with budgets of different lengths."""
-        count, most = min(COMPARED[-1], len(self.texts)), self.effort.new_tokens
-        budgets = [max(1, most // 8 + most * 7 * i * i // (8 * max(1, count - 1) ** 2)) for i in range(count)]
-        begin = time.thread_time()
-        rows = decoder.prefill(self._taken(number, count), most)
-        steps = list(advance(decoder, rows, dict(enumerate(budgets)), frozenset(self.base.eos_ids)))
-        spent = time.thread_time() - begin
-        lengths = [len(one) for step in steps for one in step.values()]
+    def _rates(
+        self, decoder: TreeDecoder, batches: Sequence[list[list[int]]], budgets: Sequence[int]
+    ) -> tuple[float, float]:
+        """Tokens per step, and per CPU second without prefill; `budgets` has the new tokens of each text of a batch."""
+        spent, lengths = 0.0, []
+        for texts in batches:
+            rows = decoder.prefill(texts, max(budgets))
+            left = dict(zip(range(len(texts)), budgets, strict=False))  # the last batch may be smaller
+            begin = time.thread_time()
+            steps = list(advance(decoder, rows, left, frozenset(self.base.eos_ids)))
+            spent += time.thread_time() - begin
+            lengths += [len(one) for step in steps for one in step.values()]
         return sum(lengths) / len(lengths), sum(lengths) / spent
 
 
