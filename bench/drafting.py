@@ -30,7 +30,8 @@ import numpy as np
 import torch
 from drafting_halves import TOP_K, Pair, load, others, traces
 from drafting_terms import terms
-from timing import add_tiny, machine
+from numpy.typing import NDArray
+from timing import add_tiny, judged, machine
 
 from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
@@ -42,6 +43,7 @@ from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import Plan, TreePolicy
 from treeopt.texts.encode import Text, encode_prompts
+from treeopt.traces import MISS, NONE
 from treeopt.tree import Tree
 
 SIZES = (8, 16, 32, 64)
@@ -150,12 +152,31 @@ def say_drafters(halves: dict[str, Half]) -> None:
         if drafter is None or drafter.ngram_table is None:
             continue
         found = drafter.ngram_table
-        error = " ".join(f"{one:.3f}" for one in calibration_error(half.evaluated))
+        errors, chance = calibration_error(half.evaluated), chance_error(half.evaluated)
         print(
             f"{name}: {found.num_tokens:,} tokens, {found.contexts:,} contexts, {found.bytes / 1e6:.1f} MB, prior of "
-            f"the cache {drafter.cache_prior:g}; calibration error by level {error} (goal: at most 0.02); evaluated on "
-            f"{half.evaluated.sequences} texts, {half.evaluated.positions} tokens"
+            f"the cache {drafter.cache_prior:g}; evaluated on {half.evaluated.sequences} texts, "
+            f"{half.evaluated.positions} tokens"
         )
+        cells = " ".join(f"{error:.4f} ({one:.4f})" for error, one in zip(errors, chance, strict=True))
+        print(f"  calibration error of P(accept) by level, and that of exact estimates on as many tokens: {cells}")
+        excess = np.sqrt(np.maximum(errors**2 - chance**2, 0))
+        judged(f"  {name}: the largest calibration error without the part of chance", excess.max(), 0.01, most=True)
+
+
+def chance_error(calibration: Calibration, draws: int = 20) -> NDArray[np.float64]:
+    """float64 [H]: the mean calibration error where each guess is right with exactly the estimated probability."""
+    assert calibration.steps is not None
+    generator, confidence = np.random.default_rng(1), calibration.steps.confidence.astype(np.float64)
+    known = calibration.ranks != NONE
+    errors = []
+    for _ in range(draws):
+        right = generator.random(confidence.shape) < confidence
+        drawn = np.where(known, np.where(right, 0, MISS), NONE).astype(np.uint8)
+        steps = dataclasses.replace(calibration.steps, node_rank=np.where(known, MISS, NONE).astype(np.uint8))
+        errors.append(calibration_error(dataclasses.replace(calibration, ranks=drawn, steps=steps)))
+    found: NDArray[np.float64] = np.mean(errors, axis=0)
+    return found
 
 
 def evaluated_texts(pair: Pair, half: Half) -> list[Text]:
