@@ -1,6 +1,6 @@
 """Run the commands behind the figures of README.md and docs/, and store what they print in docs/figures/.
 
-    python bench/figures.py                      # all, in their order: three hours on two cores
+    python bench/figures.py                      # all, in their order: five hours on two cores
     python bench/figures.py compare-pocket exact # these
     python bench/figures.py --list
 
@@ -52,6 +52,10 @@ FIGURES: dict[str, tuple[str, ...]] = {
         "python bench/learned_text.py build/smollm2 --tokens 0 10000 30000 --known 200 --questions 3 --dtype bfloat16",
     ),
     "recommended-pocket": ("python bench/recommended.py --model pocket --dtype float32",),
+    "verdict-pocket": ("python bench/verdict.py --model pocket",),
+    "verdict-tinystories": ("python bench/verdict.py --model tinystories",),
+    "verdict-smollm2": ("python bench/verdict.py --model smollm2",),
+    "llama-lengths": (f"python bench/llama_lengths.py --build {WORK}/llama",),
     "forward": ("python bench/forward.py", "python bench/drafting_kernel.py", "python bench/calls.py"),
     "tools": ("python bench/build.py", "python bench/calibrate.py"),
     "hardware": ("python bench/hardware.py paper", "python bench/hardware.py fit"),

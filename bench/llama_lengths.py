@@ -181,12 +181,13 @@ def main() -> None:
     known, rounds = 24, 9
     if options.tiny:
         options.new_tokens, options.repeats, known, rounds = 8, 2, 2, 1
+    print(machine(1))
     try:
         engine = Engine(shared_file(options.shared))
     except ImportError:
         print(f"llama.cpp was not measured: --build FOLDER compiles its bindings, {PACKAGE}")
         return
-    print(f"{machine(1)}, llama-cpp-python {engine.version}")
+    print(f"llama-cpp-python {engine.version}")
     rows = json.loads((options.shared / "data" / "alpaca_eval.json").read_text())
     texts = [engine.ids(row["instruction"]) for row in rows if len(row["instruction"]) < 800]
     choose(engine, texts[:known], texts[known:], rounds, options)

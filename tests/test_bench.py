@@ -56,6 +56,7 @@ CALLS = {
     "learn": [""],
     "learned_text": ["pocket --heads pocket --shared {shared}"],
     "llama": ["pocket --shared {shared}"],
+    "llama_lengths": ["--shared {shared}"],
     "lossless": ["", "--case 7"],
     "make_pocket": [],  # tests/test_making.py
     "make_pocket_draft": [],
@@ -160,6 +161,22 @@ def test_every_script_is_run() -> None:
         if isinstance(node, ast.ImportFrom)
     }
     assert used >= PARTS
+
+
+def test_steps_of_an_engine_are_counted_and_priced(request: pytest.FixtureRequest) -> None:
+    """Accepted drafts follow from the tokens between drafts; a length costs its steps' drafts; the last is cut."""
+    request.getfixturevalue("bench")
+    script: Any = importlib.import_module("llama_lengths")
+    steps = script.Steps()
+    for text in ([(10, 4), (13, 0), (14, 4)], [(5, 2), (8, 2)]):  # tokens of the text, drafts made after them
+        steps.begin()
+        for tokens, drafts in text:
+            steps.count(tokens, drafts)
+    steps.begin()
+    assert (steps.proposed, steps.accepted) == ([4, 0, 2], [2, 0, 2])
+    assert steps.tokens_per_step == 1 + 4 / 3
+    lines = list(script.csv_lines(1.0, [1.5, 2.0, 3.0, *[9.0] * 8], steps.proposed))
+    assert lines[:4] == ["tokens, seconds", "1, 1.000000", "2, 1.833333", "3, 2.500000"]  # 2, 1.5, 2 and 3, 1.5, 3
 
 
 def test_medusa2_keeps_the_texts_of_models_apart(
