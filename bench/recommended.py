@@ -6,8 +6,8 @@ The drafter is learned with heads where the model has them; `learn_drafter` time
 per-step trees of each size, and recommends a plan for each dtype. Then other texts are decoded by all plans in turn:
 two rounds of all, then 20 repeats of none, the recommended plan, and those whose fastest round came within `CLOSE` of
 the fastest of all; of these the ones that are slower than the best after 5 repeats, by their interval, are dropped. The
-figures are geometric means of paired ratios with their 90 % intervals (Student's t). Where an interval is wider than
-3 % to either side, 20 more repeats follow, at most twice. Times are CPU seconds of the one thread, so that other
+figures are geometric means of paired ratios with their 90 % intervals (Student's t). Where a goal depends on an interval that is wider than
+3 % to either side, 20 more repeats follow, at most seven times. Times are CPU seconds of the one thread, so that other
 processes do not count. The model of smollm2 is that of `python bench/smollm2.py build/smollm2`.
 """
 
@@ -178,13 +178,15 @@ def race(
     first = {name: max(found) for name, found in rates.items()}
     rates.clear()
     rest = [name for name, rate in first.items() if name in (none, chosen) or rate >= CLOSE * max(first.values())]
-    for done in range(1, 3 * repeats + 1):
+    for done in range(1, 8 * repeats + 1):
         repeat(rest, done)
         best = max(rest, key=lambda name: float(np.mean(np.log(rates[name]))))
         over = {name: interval(rates[chosen], rates[name]) for name in (none, best)}
-        if done == SURE:
+        if done == SURE or done % repeats == 0:
             rest = [name for name in rest if name in (none, chosen) or interval(rates[name], rates[best])[2] >= 1]
-        if done % repeats == 0 and all(high / mean <= 1 + WIDEST for _, mean, high in over.values()):
+        aims = ((PLAIN_GOAL, over[none]), (goal, over[best]))
+        unsure = [mean < aim and high >= 1 and high / mean > 1 + WIDEST for aim, (_, mean, high) in aims]
+        if done % repeats == 0 and not any(unsure):
             break
     width = max(12, *map(len, expected))
     print(f"{'plan':{width}} tokens/step  over none, measured  expected")
