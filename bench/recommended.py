@@ -6,9 +6,10 @@ The drafter is learned with heads where the model has them; `learn_drafter` time
 per-step trees of each size, and recommends a plan for each dtype. Then other texts are decoded by all plans in turn:
 two rounds of all, then 20 repeats of none, the recommended plan, and those whose fastest round came within `CLOSE` of
 the fastest of all; of these the ones that are slower than the best after 5 repeats, by their interval, are dropped. The
-figures are geometric means of paired ratios with their 90 % intervals (Student's t). Where a goal depends on an interval that is wider than
-3 % to either side, 20 more repeats follow, at most seven times. Times are CPU seconds of the one thread, so that other
-processes do not count. The model of smollm2 is that of `python bench/smollm2.py build/smollm2`.
+figures are geometric means of paired ratios with their 90 % intervals (Student's t). Where a goal depends on an
+interval that is wider than 3 % to either side, 20 more repeats follow, at most seven times. Times are CPU seconds of
+the one thread, so that other processes do not count. The model of smollm2 is that of `python bench/smollm2.py
+build/smollm2`.
 """
 
 from __future__ import annotations
