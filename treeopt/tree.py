@@ -147,6 +147,11 @@ class Tree:
         inner = set(self.parents[1:])
         return tuple(node for node in range(self.nodes) if node not in inner)
 
+    @property
+    def path_tokens(self) -> int:
+        """Leaves * (depth + 1): the tokens of a forward over all paths as a batch, padding included."""
+        return len(self.leaves) * (self.depth + 1)
+
 
 def check_tree_fits(tree: Tree, *, heads: int, ranks: int, holder: str) -> None:
     """Raise E101 or E102 unless every path has at most `heads` ranks, each below `ranks`."""

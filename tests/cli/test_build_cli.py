@@ -22,7 +22,7 @@ from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.select_method import Fitter, candidates
-from treeopt.optimize.tree_builder import tree_limits
+from treeopt.optimize.tree_builder import build_tree, tree_limits
 
 METHODS = [("independent", "visits"), ("joint", "uniform"), ("joint", "visits"), ("independent", "uniform")]
 
@@ -169,3 +169,25 @@ def test_first_line_comes_after_two_seconds(
             update(done, 100, "")
     shown = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
     assert shown == ["2/100", "5/100", "16/100"]
+
+
+def test_path_tokens_are_a_budget() -> None:
+    """The tree keeps to it, names it in its source, and is another one than that of as many nodes; `show` prints it."""
+    made = random_calibration(5, sequences=30, heads=4)
+    save_calibration(made, "calibration.safetensors")
+    data = treeopt_json("build", "--path-tokens", "40", "-o", "t.yaml")
+    tree = load_tree("t.yaml")
+    assert data["path_tokens"] == tree.path_tokens == len(tree.leaves) * (tree.depth + 1) <= 40
+    assert "path_tokens: 40" in Path("t.yaml").read_text()
+    assert tree == build_tree(made, path_tokens=40)
+    assert treeopt_json("show", "t.yaml")["path_tokens"] == tree.path_tokens
+    treeopt("reproduce", "t.yaml")
+
+
+def test_path_tokens_go_with_neither_nodes_nor_engines() -> None:
+    """One budget at a time, of static trees, for no engine: those verify nodes."""
+    save_calibration(random_calibration(5), "calibration.safetensors")
+    for more in (["--nodes", "8"], ["--for", "medusa"], ["--kind", "dynamic"], ["--nodes", "auto"]):
+        treeopt("build", "--path-tokens", "16", *more, status=2)
+    assert "leaves x (depth + 1), 152 without padding" in treeopt("show", "mc_sim_7b_63").stdout
+    assert treeopt_json("show", "mc_sim_7b_63")["path_tokens"] == 210

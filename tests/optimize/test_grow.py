@@ -19,6 +19,7 @@ from treeopt.calibration import Calibration
 from treeopt.engines import ALL_LEVELS
 from treeopt.export.lint import gaps
 from treeopt.optimize.grow import Growth, grow
+from treeopt.optimize.grow_paths import grow_paths
 from treeopt.optimize.replay import children_of
 from treeopt.optimize.select_method import MEDUSA, Fitter, Limits, Method
 from treeopt.optimize.values import Floats, IndependentValues
@@ -312,3 +313,33 @@ def test_sorted_accuracies_give_the_usual_growth() -> None:
     plain, closed = (Fitter(calibration, Limits(40, 4, contiguous=levels)).build(MEDUSA) for levels in (0, ALL_LEVELS))
     assert closed.makes_the_tree_of(plain)
     assert closed.makes_the_tree_of(grow(IndependentValues(calibration.accuracy[:, :4]), 40))
+
+
+@looped("shape", SHAPES)
+@looped("seed", range(3))
+def test_path_growth_equals_brute_force(seed: int, shape: tuple[int, int]) -> None:
+    """No tree of at most as many path tokens has a greater sum of values; ties and zeros included."""
+    for table in (random_table(seed, *shape), np.round(random_table(seed, *shape), 1)):
+        known = [
+            (Tree.from_paths(paths).path_tokens, math.fsum(value_of(path, table) for path in paths))
+            for paths in subtrees(*shape)
+        ]
+        for budget in range(1, max(price for price, _ in known) + 1):
+            growth = grow_paths(IndependentValues(table), budget, 1 << 12)
+            best = max((total for price, total in known if price <= budget), default=0.0)
+            assert growth.values.sum() == pytest.approx(best, abs=1e-12)
+            assert growth.tree().path_tokens <= max(budget, 1)
+
+
+def test_path_growth_is_a_growth() -> None:
+    """Nodes are sorted by value, parents come first, and the tree replays as its record does."""
+    calibration = random_calibration(3, heads=4)
+    fitter = Fitter(calibration, Limits(1 << 10, 8, path_tokens=24))
+    growth = fitter.build(MEDUSA)
+    assert (np.diff(growth.values) <= 0).all()
+    assert (growth.parents < np.arange(len(growth.parents))).all()
+    assert growth.tree().path_tokens <= 24
+    assert fitter.sums(growth).tokens_per_step == fitter.sums(growth.tree()).tokens_per_step
+    shallow = fitter.build(MEDUSA).tree()
+    assert Fitter(calibration, Limits(1 << 10, 8, 1, path_tokens=24)).build(MEDUSA).tree().depth == 1
+    assert shallow.depth > 1

@@ -68,6 +68,11 @@ _ESTIMATE_HELP = "Of the estimate of node values; without --{}, the Medusa tree 
 @click.option("--drafter", type=click.Choice([AUTO]), help="auto: the fastest drafter, kind and size of all.")
 @click.option("--nodes", type=_Nodes(), default=64, help=_NODES_HELP)
 @click.option(
+    "--path-tokens",
+    type=click.IntRange(min=2),
+    help="Budget of leaves x (depth + 1) in place of --nodes, for models that verify paths as a batch.",
+)
+@click.option(
     "--kind",
     type=click.Choice(KINDS),
     default=KINDS[0],
@@ -127,6 +132,9 @@ def run(console: Console, **options: Any) -> None:
         _run_auto(console, options)
         return
     _check_profile(options)
+    if options["path_tokens"] is not None:
+        check_belongs(("nodes", "engine"), "a budget of nodes, not --path-tokens", holds=False)
+        check_belongs(("path_tokens",), "--kind static", holds=options["kind"] == KINDS[0])
     if options["kind"] == KINDS[0]:
         _run_static(console, options)
     else:
@@ -234,7 +242,8 @@ def _job(options: dict[str, Any]) -> BuildJob:
 
     auto = options["nodes"] == AUTO
     return BuildJob(
-        nodes=None if auto else options["nodes"],
+        nodes=None if auto or options["path_tokens"] else options["nodes"],
+        path_tokens=options["path_tokens"],
         profile=load_profile(options["profile"][0]) if auto else None,
         engine=options["engine"] or "",
         **_limits(options),

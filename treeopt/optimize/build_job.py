@@ -24,6 +24,7 @@ class BuildJob:
     """The options of a build; see also `treeopt.optimize.tree_builder.build_tree`."""
 
     nodes: int | None  # the budget, root counted; the fastest size by `profile` where None
+    path_tokens: int | None = None  # the budget of leaves * (depth + 1), in place of nodes
     values: str = DEFAULT_VALUES  # `independent` or `joint`
     weights: str = DEFAULT_WEIGHTS  # `uniform` or `visits`
     top_k: int = DEFAULT_TOP_K  # K, the ranks of each head that are considered
@@ -54,6 +55,7 @@ class BuildJob:
             "max_depth": _least(self.max_depth, engine.max_depth if engine else None),
             "max_rank": _least(self.max_rank, engine.max_rank if engine else None),
             "contiguous": engine.contiguous if engine else 0,
+            "path_tokens": self.path_tokens,
         }
 
     @property
@@ -70,17 +72,17 @@ class Built:
     fit: MethodFit  # how its method was chosen
     fitted: Calibration  # the texts it was fitted to
     limits: Limits
-    budget: int  # the number of nodes that was given, or found to be the fastest
+    budget: int | None  # the number of nodes that was given, or found to be the fastest; None of path tokens
     choice: SizeChoice | None = None  # the fastest size, where it was searched
 
 
 def run_job(calibration: Calibration, job: BuildJob, *, progress: Progress = silent) -> Built:
     """Build the tree of a job; ValueError where the fastest size is wanted without a profile."""
     choice, nodes = None, job.nodes
-    if nodes is None:
+    if nodes is None and job.path_tokens is None:
         choice = _fastest(calibration, job, progress)
         nodes = choice.best.nodes
-    else:
+    elif nodes is not None:
         _check_engine(nodes, job)
         check_size(tree_limits(calibration, nodes, **job.cuts), calibration.num_heads, "--nodes")
     limits = tree_limits(calibration, nodes, **job.cuts)

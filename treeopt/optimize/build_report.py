@@ -18,6 +18,7 @@ from treeopt.optimize.intervals import FEWEST_TEXTS
 from treeopt.optimize.per_step import BINS, calibration_error
 from treeopt.optimize.select_method import FOLDS, MEDUSA
 from treeopt.policy import Plan, TreePolicy
+from treeopt.tree import Tree
 
 _EXPECTED = "expected tokens per step"
 
@@ -30,6 +31,7 @@ def tree_report(built: Built) -> Iterator[Part]:
         f"{counted(tree.nodes, 'node')} = 1 root + {counted(len(tree.paths), 'draft')}, depth {tree.depth}, "
         f"{counted(len(tree.leaves), 'leaf')}, K = {expected.top_k} ranks per {'level' if tree.drafter else 'head'}"
     )
+    yield price(tree)
     steps = {name: value for name, value in vars(expected).items() if name != "top_k"}
     yield from _keyed(picked(tree, "nodes", "depth", "paths", "values"))
     yield from _keyed({"leaves": len(tree.leaves), "top_k": expected.top_k, "expected_tokens_per_step": steps})
@@ -66,10 +68,17 @@ def tree_report(built: Built) -> Iterator[Part]:
         yield by_one_growth(built.choice.largest)
 
 
+def price(tree: Tree) -> Fact:
+    """What a step costs on a model that verifies the paths of a tree as a batch, as nodes do with a tree mask."""
+    read = sum(tree.depths[leaf] + 1 for leaf in tree.leaves)
+    note = f"leaves x (depth + 1), {read} without padding: the price on the route of paths; replayed tokens are added"
+    return Fact("path tokens", tree.path_tokens, note=note, key="path_tokens")
+
+
 def tree_warnings(built: Built) -> Iterator[str]:
     """What is less than it could be: a tree below its budget, too few texts for an interval or a choice."""
     tree = built.tree
-    if tree.nodes < built.budget:
+    if built.budget is not None and tree.nodes < built.budget:
         yield (
             f"warning: {counted(tree.nodes, 'node')}, not {built.budget}: no further path within the limits has a "
             f"value above 0 (K = {tree.expected.top_k if tree.expected else '?'})"

@@ -21,7 +21,7 @@ from treeopt.optimize.trie import Children, Floats
 from treeopt.optimize.values import Values
 from treeopt.tree import Path, Tree
 
-_PAD = -1  # beyond the end of a path; sorts before every rank
+PAD = -1  # beyond the end of a path; sorts before every rank
 _ROOT = -1  # the root as a parent
 _FEWEST_AT_ONCE = 64  # nodes expanded in one array operation, at least
 _PARTS = 16  # one array operation expands this part of a large budget
@@ -60,7 +60,7 @@ class Growth:
     def children(self) -> Children:
         """The children of the nodes, which are numbered from 1 in the order of growth."""
         count = len(self.values)
-        last = self.paths[np.arange(count), np.count_nonzero(self.paths != _PAD, axis=1) - 1]
+        last = self.paths[np.arange(count), np.count_nonzero(self.paths != PAD, axis=1) - 1]
         return Children.of(self.parents + 1, last, self.paths.shape[1])
 
 
@@ -152,7 +152,7 @@ def _in_order(levels: list[_Level], budget: int) -> Growth:
     if not levels:
         return Growth(np.zeros((0, 0), np.int32), np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64))
     deepest = len(levels)
-    paths = np.full((sum(len(level.scores) for level in levels), deepest), _PAD, np.int32)
+    paths = np.full((sum(len(level.scores) for level in levels), deepest), PAD, np.int32)
     parents = np.full(len(paths), _ROOT)
     above = begin = 0  # first rows of the level above and of this one
     for depth, level in enumerate(levels, start=1):
@@ -172,11 +172,11 @@ def _in_order(levels: list[_Level], budget: int) -> Growth:
 
 def _depth(paths: NDArray[np.int32]) -> int:
     """Length of the longest path."""
-    return int(np.count_nonzero((paths != _PAD).any(axis=0)))
+    return int(np.count_nonzero((paths != PAD).any(axis=0)))
 
 
 def _tuples(paths: NDArray[np.int32]) -> tuple[Path, ...]:
-    lengths = np.count_nonzero(paths != _PAD, axis=1).tolist()
+    lengths = np.count_nonzero(paths != PAD, axis=1).tolist()
     return tuple(tuple(row[:length]) for row, length in zip(paths.tolist(), lengths, strict=True))
 
 

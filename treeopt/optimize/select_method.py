@@ -19,6 +19,7 @@ from treeopt.calibration import Calibration
 from treeopt.defaults import VALUES, WEIGHTS
 from treeopt.errors import Code, TreeoptError, check_choice
 from treeopt.optimize.grow import Growth, grow
+from treeopt.optimize.grow_paths import grow_paths
 from treeopt.optimize.replay import TextSums, TraceRows, visits
 from treeopt.optimize.trie import Counts, Floats, PathTrie
 from treeopt.optimize.values import IndependentValues, JointValues, Values, falling_rows
@@ -70,6 +71,7 @@ class Limits:
     top_k: int  # K, ranks of each head
     max_depth: int | None = None  # the length of the longest path
     contiguous: int = 0  # number of first levels whose siblings have the ranks 0, 1, .. without a gap
+    path_tokens: int | None = None  # leaves * (depth + 1); the tree is chosen from as many nodes as above
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,10 @@ class Fitter:
 
     def grow(self, values: Values) -> Growth:
         """Growth within the limits."""
-        return grow(values, self.limits.nodes, max_depth=self.limits.max_depth)
+        nodes, budget, depth = self.limits.nodes, self.limits.path_tokens, self.limits.max_depth
+        if budget is not None:
+            return grow_paths(values, budget, nodes, max_depth=depth)
+        return grow(values, nodes, max_depth=depth)
 
     def sums(self, tree: Tree | Growth) -> TextSums:
         """Tokens and steps of a tree on each text."""

@@ -11,6 +11,7 @@ from treeopt.calibration import Calibration
 from treeopt.defaults import DEFAULT_TOP_K, DEFAULT_VALUES, DEFAULT_WEIGHTS, MAX_NODES
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.files.strict_yaml import MAX_BYTES
+from treeopt.optimize.grow_paths import EACH
 from treeopt.optimize.intervals import by_text, prediction_interval
 from treeopt.optimize.replay import TextSums
 from treeopt.optimize.select_method import Fitter, Limits, Method, MethodFit, candidates
@@ -22,15 +23,16 @@ _HEADER_BYTES = 1 << 16  # of a tree file, at most
 
 def build_tree(
     calibration: Calibration,
-    nodes: int,
+    nodes: int | None = None,
     *,
+    path_tokens: int | None = None,
     top_k: int = DEFAULT_TOP_K,
     max_depth: int | None = None,
     max_rank: int | None = None,
     values: str = DEFAULT_VALUES,
     weights: str = DEFAULT_WEIGHTS,
 ) -> Tree:
-    """The tree with the most tokens per step under a budget of nodes.
+    """The tree with the most tokens per step under a budget of nodes, or of path tokens.
 
     With `values="independent", weights="uniform"` it is the Medusa tree. Otherwise these methods and the Medusa tree
     are compared by cross-validation, and the best is built; from fewer than five different texts, the Medusa tree.
@@ -38,6 +40,8 @@ def build_tree(
     Args:
         calibration: the rank traces.
         nodes: the budget, root counted; the tree is smaller where no further node has a value above 0.
+        path_tokens: the budget, in place of nodes, for models that verify the paths of a tree as a batch:
+            leaves * (depth + 1), at least 2.
         top_k: K, the ranks of each head that are considered.
         max_depth: the length of the longest path; the number of heads where None.
         max_rank: the largest rank of a path (9 for engines that draft ten tokens a head).
@@ -50,26 +54,33 @@ def build_tree(
     Raises:
         ValueError: where a number is not whole or out of range, or a name unknown.
     """
-    limits = tree_limits(calibration, nodes, top_k=top_k, max_depth=max_depth, max_rank=max_rank)
-    fitter = Fitter(calibration, limits)
+    if (nodes is None) == (path_tokens is None):
+        raise ValueError("give nodes or path_tokens")
+    given: dict[str, Any] = {"top_k": top_k, "max_depth": max_depth, "max_rank": max_rank, "path_tokens": path_tokens}
+    fitter = Fitter(calibration, tree_limits(calibration, nodes, **given))
     return describe(fitter, fitter.choose(candidates(values, weights)))
 
 
 def tree_limits(
     calibration: Calibration,
-    nodes: int,
+    nodes: int | None,
     *,
     top_k: int = DEFAULT_TOP_K,
     max_depth: int | None = None,
     max_rank: int | None = None,
     contiguous: int = 0,
+    path_tokens: int | None = None,
 ) -> Limits:
-    """The limits of a tree; ValueError where a number is out of range."""
+    """The limits of a tree; ValueError where a number is out of range. `nodes` is None with `path_tokens`."""
+    if path_tokens is not None:
+        check_counts(2, path_tokens=path_tokens)
+        nodes = EACH * path_tokens
+    assert nodes is not None
     check_counts(nodes=nodes, top_k=top_k)
     limits = {"max_rank": max_rank, "max_depth": max_depth}
     check_counts(0, **{name: limit for name, limit in limits.items() if limit is not None})
     ranks = min(top_k, calibration.top_k, top_k if max_rank is None else max_rank + 1)
-    return Limits(int(nodes), int(ranks), max_depth, contiguous)  # files take no integers of numpy
+    return Limits(int(nodes), int(ranks), max_depth, contiguous, path_tokens)  # files take no integers of numpy
 
 
 def check_size(limits: Limits, levels: int, option: str) -> None:
@@ -142,7 +153,8 @@ def method_of(method: Method, limits: Limits) -> dict[str, str | int]:
         parts["strength"] = int(method.strength)
     if limits.contiguous:
         parts["contiguous"] = "level 1" if limits.contiguous == 1 else "all levels"
-    return {**parts, "budget": limits.nodes, "top_k": limits.top_k}
+    budget = {"budget": limits.nodes} if limits.path_tokens is None else {"path_tokens": limits.path_tokens}
+    return {**parts, **budget, "top_k": limits.top_k}
 
 
 def rounded(value: float) -> float:

@@ -9,6 +9,7 @@ from treeopt.calibration import Calibration
 from treeopt.defaults import HEADS, KINDS, MAX_NODES
 from treeopt.errors import Code, TreeoptError, counted
 from treeopt.facts import Column, Fact, Part, Table, picked
+from treeopt.optimize.build_report import price
 from treeopt.optimize.explain import Explanation, Prefix
 from treeopt.optimize.per_step import replay_policy
 from treeopt.optimize.replay import replay
@@ -49,7 +50,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         **picked(plan, "nodes", "depth", "source"),
         "drafter": plan.drafter or HEADS,
         "expected_tokens_per_step": plan.expected,
-        **({"leaves": len(plan.leaves)} if isinstance(plan, Tree) else {}),
+        **({**picked(plan, "path_tokens"), "leaves": len(plan.leaves)} if isinstance(plan, Tree) else {}),
         **picked(plan, *(("paths", "values") if of_tree else ("sizes", "size_cost"))),
     }
 
@@ -59,6 +60,7 @@ def plan_parts(plan: Plan) -> Iterator[Part]:
     source, of_tree = plan.source, isinstance(plan, Tree)
     if isinstance(plan, Tree):
         yield summary(plan)
+        yield price(plan)
     else:
         size = f"{'at most ' if plan.size_cost else ''}the {plan.nodes} most likely nodes (root counted)"
         yield f"a tree for each step: {size}, {counted(plan.depth, 'draft')} deep"

@@ -1,0 +1,74 @@
+"""Growth under a budget of path tokens: the tree with the greatest value whose root-to-leaf paths cost at most so much.
+
+Models that take no tree mask verify a tree as its paths in a batch (`treeopt.verify.paths`). Its price is then path
+tokens = leaves * (depth + 1), in which the shared part of paths is paid again by each.
+
+For a greatest depth D at most M = budget // (D + 1) leaves are allowed. The best tree of M leaves is a union of M
+paths. Divide the candidates into chains: every node continues the chain of its parent if it has the greatest sum of
+values downwards among its siblings, else it begins one. The M chains with the greatest sums are a tree, as a chain's
+sum is never above that of the chain it branches off, and no M paths have a greater sum: each path beyond the first
+adds at most what is below its branching point, and greedily taking the greatest of these is optimal. The best D is the
+one with the greatest sum.
+
+Candidates are the nodes of best-first growth. Where they are fewer than all nodes, a path could go on below them: the
+sum is then at most M * D * (least value of a candidate) below the optimum. `bench/path_trees.py` compares with brute
+force.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.optimize.grow import PAD, Growth, grow
+from treeopt.optimize.values import Values
+
+EACH = 16  # nodes that paths are chosen from, for each path token of the budget
+
+
+def grow_paths(values: Values, path_tokens: int, candidates: int, *, max_depth: int | None = None) -> Growth:
+    """The nodes of the best tree of at most `path_tokens` path tokens, best first; none below 2.
+
+    Args:
+        values: the estimator, whose shape gives H and K.
+        path_tokens: the greatest number of leaves * (depth + 1).
+        candidates: nodes that are considered, root counted.
+        max_depth: the length of the longest path; H where None.
+    """
+    grown = grow(values, candidates, max_depth=max_depth)
+    depths = np.count_nonzero(grown.paths != PAD, axis=1)
+    kept = np.zeros(len(depths), np.bool_)
+    for deepest in range(1, int(depths.max(initial=0)) + 1):
+        found = _best_paths(grown, depths, deepest, path_tokens // (deepest + 1))
+        if grown.values[found].sum() > grown.values[kept].sum():
+            kept = found
+    index = np.cumsum(kept) - 1
+    parents = np.where(grown.parents[kept] < 0, grown.parents[kept], index[grown.parents[kept]])
+    deepest = int(depths[kept].max(initial=0))
+    return dataclasses.replace(
+        grown,
+        paths=grown.paths[kept, :deepest],
+        values=grown.values[kept],
+        places=grown.places[kept],
+        parents=parents,
+    )
+
+
+def _best_paths(grown: Growth, depths: NDArray[np.int64], deepest: int, leaves: int) -> NDArray[np.bool_]:
+    """bool [M]: the nodes of the best tree of at most so many leaves and levels."""
+    sums = np.where(depths <= deepest, grown.values, 0.0)
+    chain = np.arange(len(sums))  # the first node of each node's chain
+    heirs = []
+    for depth in range(deepest, 1, -1):
+        rows = np.flatnonzero(depths == depth)
+        order = rows[np.lexsort((rows, -sums[rows], grown.parents[rows]))]
+        parents, first = np.unique(grown.parents[order], return_index=True)
+        sums[parents] += sums[order[first]]
+        heirs.append((order[first], parents))
+    for rows, parents in reversed(heirs):
+        chain[rows] = chain[parents]
+    heads = np.flatnonzero((chain == np.arange(len(sums))) & (depths <= deepest))
+    chosen = heads[np.argsort(-sums[heads], kind="stable")[:leaves]]
+    return np.isin(chain, chosen) & (depths <= deepest)
