@@ -63,26 +63,33 @@ def try_family(family: str, attention: str) -> Outcome:
         route = probed(base)
     except TreeoptError as error:
         return Outcome(REFUSED, reason=error.why or error.what)
-    whole = _tried(base, [(NODES, DEPTH, True)], NEW, LENGTHS)
+    each, several, everyone = [[row] for row in range(len(LENGTHS))], [0, 1, 2], [0, 1, 2, 3]
+    whole = _tried(base, [(NODES, DEPTH, True)], NEW, LENGTHS, [*each, several, everyone])
     if route.kind == "paths":
         ways = "" if route.ways is None or route.ways.joint else ", a text at a time"
         rounding = f"; single tokens differ from chunks by {route.rounding:.1g}" if route.rounding > ROUNDING else ""
-        other = _tried(base, [(NODES, DEPTH, False), *((*each, False) for each in OTHERS)], NEW, LENGTHS)
+        trees = [(NODES, DEPTH, False), *((nodes, depth, False) for nodes, depth in OTHERS)]
+        other = _tried(base, trees, NEW, LENGTHS, [[2], everyone])
         longer = Base(tiny_model(family, attention=attention, context=LONG + 2 * CONTEXT), None, family)
-        long = _tried(longer, [(NODES, DEPTH, False)], LONG, (9, 40))
+        long = _tried(longer, trees[:1], LONG, (9, 40), [[0, 1]])
         verdict = WRONG if WRONG in (whole.verdict, other.verdict, long.verdict) else LOSSLESS
         return replace(whole, verdict=verdict, route=f"paths{ways}{rounding}")
     return replace(whole, route=route.kind)
 
 
-def _tried(base: Base, trees: Sequence[tuple[int, int, bool]], new: int, lengths: Sequence[int]) -> Outcome:
-    """The texts of prompts of these lengths with trees of (nodes, depth, whole), alone and in batches."""
+def _tried(
+    base: Base,
+    trees: Sequence[tuple[int, int, bool]],
+    new: int,
+    lengths: Sequence[int],
+    batches: Sequence[Sequence[int]],
+) -> Outcome:
+    """The texts of prompts of these lengths with trees of (nodes, depth, whole), in batches of prompts."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(base.vocab_size, size=length).tolist() for length in lengths]
     texts = [greedy(base, prompt, new) for prompt in prompts]
     known = [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)]
     reason, right, steps = "", [], []
-    batches = (*([row] for row in range(len(prompts))), list(range(len(prompts) - 1)), list(range(len(prompts))))
     for nodes, depth, whole in trees:
         decoder = TreeDecoder(base, None, KnownTexts(base, known, nodes, depth, whole=whole))
         for rows in batches:

@@ -71,6 +71,12 @@ _SETTINGS: dict[str, Any] = {
     "linear_value_head_dim": 8,
     "linear_num_heads": 4,
     "linear_head_dim": 8,
+    # shorter than most texts here
+    "chunk_size": 32,
+    "mamba_chunk_size": 32,
+    "block_size": 32,
+    "attention_chunk_size": WINDOW,
+    "index_topk": WINDOW,
 }
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
 _LATENT = {"num_key_value_heads": 4}
@@ -195,7 +201,7 @@ _TREES: dict[str, dict[str, Any]] = {
 _PATHS: dict[str, dict[str, Any]] = {
     # attention whose masks or positions are not those that a tree needs
     "bloom": {},
-    "deepseek_v32": {**_LATENT, "index_n_heads": 4, "index_head_dim": 16},
+    "deepseek_v32": {**_LATENT, "index_n_heads": 16, "index_head_dim": 16},
     "falcon-alibi": {"alibi": True},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW},
     "llama4_text": {},
@@ -203,7 +209,10 @@ _PATHS: dict[str, dict[str, Any]] = {
     # recurrent and hybrid layers
     "bailing_hybrid": {**_LATENT, **_TWO_KINDS},
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
-    "deepseek_v4": {},
+    "deepseek_v4": {
+        "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"],
+        "compress_rates": {"heavily_compressed_attention": 16, "compressed_sparse_attention": 4},
+    },
     "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64},
     "granitemoehybrid": {**_MAMBA, **_TWO_KINDS},
     "kimi_linear": {**_LATENT, **_TWO_KINDS},
