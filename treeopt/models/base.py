@@ -135,7 +135,8 @@ class Base:
     @property
     def context(self) -> int:
         """Maximum number of tokens of prompt and answer together."""
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        config = self.model.config.get_text_config()
+        limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
         return int(limit) if limit else _NO_LIMIT
 
     @property

@@ -8,6 +8,7 @@ Pads are on the right, after all that is read, and no state of a row with pads i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Sequence
@@ -27,11 +28,12 @@ from treeopt.tree import ROOT
 from treeopt.verify.buffers import PAD, Buffers, once_a_tree
 from treeopt.verify.masks import frequency_switch
 from treeopt.verify.session import NodePath, check_lengths
-from treeopt.verify.states import joined, size_of, taken
+from treeopt.verify.states import Unlike, joined, size_of, taken
 
 Ints = NDArray[np.int64]
 
 _SHARE = 0.8  # of free memory that the rows of a step may take
+_TOKENS = 64  # by which a text grows before its memory is looked at again
 _TIMED = 32  # tokens of the forward that tells the price of a token
 _TIMES = 3
 
@@ -238,7 +240,7 @@ class PathSession:
         self._tokens: Tensor
         self._rows: list[Rows] = []
         self._ran: list[_Ran] = []
-        self._allowed = 0  # bytes that are known to fit into memory
+        self._fitting: set[tuple[int, int]] = set()  # numbers of rows, and lengths, that fit into memory
 
     @property
     def lengths(self) -> list[int]:
@@ -258,10 +260,10 @@ class PathSession:
         texts, ways = self._texts, self._forward.ways
         # A row's pads must have positions too.
         fits = max(text.length for text in texts) + max(map(self._width, everyone)) <= self._limit
-        groups = [everyone] if ways.joint and fits else [[index] for index in everyone]
-        parts = [self._verify(group) for group in groups]
-        if len(parts) == 1:
-            return parts[0]
+        if len(everyone) == 1 or (ways.joint and fits):
+            with contextlib.suppress(Unlike):
+                return self._verify(everyone)
+        parts = [self._verify([index]) for index in everyone]
         return torch.cat([logits for logits, _ in parts]), torch.cat([hidden for _, hidden in parts])
 
     def _width(self, index: int) -> int:
@@ -367,9 +369,11 @@ class PathSession:
 
     def _check_memory(self, caches: list[Any], counts: Sequence[int]) -> None:
         """Raise E403 unless so many copies of the caches fit into memory; the largest is that of all in a batch."""
-        rows, each = sum(counts), self.bytes_per_row
-        if rows * each <= self._allowed:
+        rows = sum(counts)
+        seen = rows, max(self.lengths) // _TOKENS
+        if seen in self._fitting:
             return
+        each = self.bytes_per_row
         base = self._forward.base
         if base.device.type == "cuda":
             unused = torch.cuda.memory_reserved(base.device) - torch.cuda.memory_allocated(base.device)
@@ -382,7 +386,7 @@ class PathSession:
             raise TreeoptError(
                 Code.OUT_OF_MEMORY, what, why=why, fix="a tree with fewer leaves, a smaller batch or a shorter context"
             )
-        self._allowed = rows * each * 5 // 4
+        self._fitting.add(seen)
 
 
 def _rows_by_text(tokens: Tensor, tree: Buffers) -> list[Rows]:

@@ -16,6 +16,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedConfig
 
+
+class Unlike(ValueError):
+    """Caches have different parts, so that they cannot be joined."""
+
+
 Change = Callable[[list[Any]], Any]  # tensors, or whole numbers, at one place of several caches -> one
 
 
@@ -23,9 +28,12 @@ def joined(caches: Sequence[Any], counts: Sequence[int]) -> Any:
     """One cache with `counts` copies of each text's, in this order; the texts' caches, of batch 1, are not changed.
 
     Where tensors differ in a dimension, the shorter ones begin with zeros there, as texts padded on the left do.
+    `Unlike` where some text has no tensor yet where others have one.
     """
 
     def join(values: list[Any]) -> Any:
+        if any(type(value) is not type(values[0]) for value in values):
+            raise Unlike
         if not isinstance(values[0], Tensor):
             return max(values)  # the length of the longest
         if not _has_rows(values[0], 1):
@@ -50,11 +58,12 @@ def taken(cache: Any, row: int, rows: int, befores: Sequence[Any], index: int, t
         if not _has_rows(after, rows):
             return after
         one = after[row : row + 1]
-        for place, size in enumerate(own[index].shape[1:], 1):
-            if own[index].ndim == after.ndim and size != one.shape[place]:
-                # As many tokens more than before, and at most as many as a window keeps of the longest text.
-                kept = min(size + tokens, one.shape[place])
-                one = one.narrow(place, one.shape[place] - kept, kept)
+        if own[index] is not None and own[index].ndim == after.ndim:
+            for place, size in enumerate(own[index].shape[1:], 1):
+                if size != one.shape[place]:
+                    # As many tokens more than before, and at most as many as a window keeps of the longest text.
+                    kept = min(size + tokens, one.shape[place])
+                    one = one.narrow(place, one.shape[place] - kept, kept)
         return one.clone(memory_format=torch.contiguous_format)
 
     return _changed([cache, *befores], take)
@@ -91,20 +100,18 @@ def _padded(value: Tensor, sizes: Sequence[int]) -> Tensor:
 def _changed(values: list[Any], change: Change, known: dict[int, Any] | None = None) -> Any:
     """Caches of one structure merged into a new one, place by place; what is shared stays shared."""
     known = {} if known is None else known
-    first = values[0]
+    first = next((value for value in values if value is not None), None)
     if isinstance(first, bool) or first is None or isinstance(first, (str, float, type, nn.Module, PreTrainedConfig)):
         return first
     if isinstance(first, int):
         return change(values)
     if id(first) not in known:
-        known[id(first)] = _new(values, change, known)
+        known[id(first)] = change(values) if isinstance(first, Tensor) else _new(values, change, known)
     return known[id(first)]
 
 
 def _new(values: list[Any], change: Change, known: dict[int, Any]) -> Any:
     first = values[0]
-    if isinstance(first, Tensor):
-        return change(values)
     if isinstance(first, dict):
         return type(first)((key, _changed([value[key] for value in values], change, known)) for key in first)
     if isinstance(first, (list, tuple)):
