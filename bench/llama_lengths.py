@@ -43,6 +43,7 @@ from treeopt.optimize.counters import estimate_chains
 PACKAGE = "llama-cpp-python==0.3.36"
 # With GGML_NATIVE this version crashes in `decode` on a CPU with AMX.
 FLAGS = ("AVX", "AVX2", "FMA", "F16C", "BMI2", "AVX512")
+WARM = 4  # steps before a time begins
 DEFAULT = 10  # drafts of LlamaPromptLookupDecoding
 BEST_GOAL, ERROR_GOAL = 0.97, 0.03
 MESSAGE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -132,18 +133,20 @@ class Engine:
                 break
         return tokens, time.process_time() - begin
 
-    def seconds(self, ids: Sequence[int], drafts: int, count: int) -> float:
-        """CPU seconds of a step with so many drafts, none of them right, with the time of looking them up."""
+    def seconds(self, ids: Sequence[int], drafts: int | None, count: int) -> float:
+        """CPU seconds of a step with so many drafts, none of them right, and of looking them up; None is plain."""
 
         def wrong(found: NDArray[np.intc], /, **_: Any) -> NDArray[np.intc]:
-            self.lookup(found, 2, drafts)
-            made: NDArray[np.intc] = np.full(drafts, self.drafting.token_bos(), np.intc)
+            self.lookup(found, 2, drafts or 1)
+            made: NDArray[np.intc] = np.full(drafts or 0, model.token_bos(), np.intc)
             return made
 
-        self.drafting.draft_model = wrong
-        stream = self.drafting.generate(list(ids), temp=0.0)
-        self.drafting.reset()
-        next(stream)
+        model = self.plain if drafts is None else self.drafting
+        model.draft_model = None if drafts is None else wrong
+        stream = model.generate(list(ids), temp=0.0)
+        model.reset()
+        for _ in range(1 + WARM):
+            next(stream)
         begin = time.process_time()
         for _ in range(count):
             next(stream)
@@ -152,12 +155,9 @@ class Engine:
 
 def timed(engine: Engine, ids: Sequence[int], rounds: int, count: int) -> tuple[float, list[float]]:
     """Median seconds of a plain step, and of steps with 0, 1, ... `DEFAULT` drafts, taken in turn."""
-    plain, found = [], []
-    for _ in range(rounds):
-        tokens, seconds = engine.run(ids, count, 0)
-        plain.append(seconds / tokens)
-        found.append([engine.seconds(ids, drafts, count) for drafts in range(DEFAULT + 1)])
-    return float(np.median(plain)), np.median(found, axis=0).tolist()
+    found = [[engine.seconds(ids, drafts, count) for drafts in (None, *range(DEFAULT + 1))] for _ in range(rounds)]
+    plain, *seconds = np.median(found, axis=0).tolist()
+    return plain, seconds
 
 
 def csv_lines(plain: float, seconds: Sequence[float], proposed: Sequence[int]) -> Iterator[str]:
@@ -173,12 +173,12 @@ def main() -> None:
     parser.add_argument("--build", type=Path, metavar="FOLDER")
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
     parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=24)
     add_tiny(parser)
     options = parser.parse_args()
     if options.build:
         built(options.build)
-    known, rounds = 24, 9
+    known, rounds = 12, 9
     if options.tiny:
         options.new_tokens, options.repeats, known, rounds = 8, 2, 2, 1
     print(machine(1))

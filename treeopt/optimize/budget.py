@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import HEADS, ONE_NODE
+from treeopt.defaults import CHAIN, HEADS, ONE_NODE
 from treeopt.errors import Code, TreeoptError, counted
 from treeopt.latency import LatencyProfile, unmeasured
 from treeopt.optimize.trie import Floats
@@ -59,7 +59,8 @@ def check_priced(profile: LatencyProfile, calibration: Calibration, kind: str) -
         what = f"the profile is of drafter {profile.drafter or HEADS}, the calibration of {source.drafter_id or HEADS}"
         code, why = Code.DRAFTER_MISMATCH, "drafting is a part of each timed step"
     elif profile.kind != kind:
-        what = f"the profile is of {profile.kind} trees, and the trees to build are {kind}"
+        of = "chains" if profile.kind == CHAIN else f"{profile.kind} trees"
+        what = f"the profile is of {of}, and the trees to build are {kind}"
         code, why = Code.PROFILE_INVALID, "static and per-step trees of one size take different times to draft"
     else:
         return
