@@ -19,9 +19,11 @@ from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.base import Base
 from treeopt.tree import ROOT, Tree
 from treeopt.verify.buffers import PAD, Buffers, compile_tree
+from treeopt.verify.levels import LevelSession
 from treeopt.verify.masks import index_window
 from treeopt.verify.paths import PathForward, Ways, rows_of
 from treeopt.verify.session import TreeForward
+from treeopt.verify.state_levels import StateLevels
 
 _TREE = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)])
 _SMALL = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (0, 0, 0)])  # of nodes 1 to 5
@@ -93,6 +95,12 @@ def forward_of(
         why = "the shapes of a batch of paths differ from step to step"
         raise TreeoptError(Code.NO_TREES, what, why=why, fix="leave out --compile")
     return PathForward(base, nodes, depth, route.ways)
+
+
+def levels_of(base: Base, rows: int) -> LevelSession | StateLevels:
+    """Texts in progress on a draft model, by its route."""
+    ways = probed(base).ways
+    return LevelSession(base, rows) if ways is None else StateLevels(base, rows, ways)
 
 
 def check_ready(base: Base) -> None:
