@@ -18,14 +18,18 @@ from transformers import PreTrainedModel
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.base import Base
 from treeopt.tree import ROOT, Tree
-from treeopt.verify.buffers import Buffers, compile_tree
+from treeopt.verify.buffers import PAD, Buffers, compile_tree
+from treeopt.verify.levels import LevelSession
 from treeopt.verify.masks import index_window
-from treeopt.verify.paths import PathForward, Ways
+from treeopt.verify.paths import PathForward, Ways, rows_of
 from treeopt.verify.session import TreeForward
+from treeopt.verify.state_levels import StateLevels
 
 _TREE = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)])
+_SMALL = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (0, 0, 0)])  # of nodes 1 to 5
 _PREFIX = 12
-_PAIR = (12, 5)  # lengths of the texts of the probe of paths, of which a step has 4 tokens at most
+_PAIR = (12, 5)  # lengths of the texts of the probe of paths
+_STEPS = 16  # tokens that its steps may append
 _SINGLE = 6  # tokens that are run one by one
 # Largest difference of logits, as a share of their spread: above rounding, far below any wrong mask or position.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
@@ -93,6 +97,12 @@ def forward_of(
     return PathForward(base, nodes, depth, route.ways)
 
 
+def levels_of(base: Base, rows: int) -> LevelSession | StateLevels:
+    """Texts in progress on a draft model, by its route."""
+    ways = probed(base).ways
+    return LevelSession(base, rows) if ways is None else StateLevels(base, rows, ways)
+
+
 def check_ready(base: Base) -> None:
     """Raise E502 where a forward of the model is not that of its text: in training mode, or with a soft prompt."""
     if base.model.training:
@@ -130,7 +140,7 @@ def _probe(base: Base) -> Route:
     paths = ""
     for ways in _WAYS:
         try:
-            difference, single, rounding = _try_paths(base, ways)
+            chunks, singles, rounding = _try_paths(base, ways)
         except TreeoptError:
             raise
         except Exception as error:  # models raise any type
@@ -140,11 +150,11 @@ def _probe(base: Base) -> Route:
         by_ones = _ONE_BY_ONE if base.dtype in _TOLERANCE else _LOW_PRECISION
         if rounding > by_ones:
             paths = f"its logits after single tokens differ from those after chunks by {rounding:.2g} of their spread"
-        elif difference <= _TOLERANCE.get(base.dtype, _LOW_PRECISION) and single <= by_ones:
+        elif chunks <= _TOLERANCE.get(base.dtype, _LOW_PRECISION) and singles <= by_ones:
             return Route("paths", ways, rounding, tree)
         elif not ways.crop:
-            largest = max(difference, single)
-            paths = f"the logits of paths after a cache differ from those without by {largest:.2g} of their spread"
+            most = max(chunks, singles)
+            paths = f"the logits of paths after a cache differ from those without by {most:.2g} of their spread"
     raise _refused(base, f"as a tree: {tree}; as paths: {paths}")
 
 
@@ -155,12 +165,13 @@ def _try_tree(base: Base) -> None:
         if (window := index_window(base.model.config)) is not None and window < base.context:
             raise _refused(base, f"its window of {window} tokens is too short for a tree, which needs masks by layer")
         raise _refused(base, f"its context of {base.context} tokens is too short for a tree")
-    tokens = (torch.arange(length + _TREE.nodes, device=base.device) * 7 + 3) % base.vocab_size
+    tokens = _tokens(base, length + _TREE.nodes)
     prefix, nodes = tokens[:length], tokens[length:]
+    tree = compile_tree(_TREE, base.device)
     try:
         session, _, _ = forward.begin([prefix], _TREE.nodes)
-        logits = session.verify(nodes[None], compile_tree(_TREE, base.device))[0][0]
-        alone = _paths_alone(base, prefix, nodes)
+        logits = session.verify(nodes[None], tree)[0][0]
+        alone = _paths_alone(base, prefix, nodes, tree)
     except TreeoptError:
         raise
     except Exception as error:  # models raise any type
@@ -172,43 +183,39 @@ def _try_tree(base: Base) -> None:
 
 
 def _try_paths(base: Base, ways: Ways) -> tuple[float, float, float]:
-    """Differences of logits: of nodes after replay, commit and selection, of single nodes, and of single tokens alone.
+    """Differences of logits: of nodes after replay and commit, after single tokens and selection, of tokens one by one.
 
     Two texts of different lengths decode several steps: a tree on their states; one after accepted tokens that are
-    replayed; one after their commit; one after a row that is a text's new state; then one text, and single nodes.
+    replayed; one after their commit; one after a row that is a text's new state; single nodes; then one text alone.
     """
-    context = min(base.context, 1 << 10)
-    lengths = [min(length, context - 16) for length in _PAIR]
+    lengths = [min(length, base.context - _STEPS) for length in _PAIR]
     if min(lengths) < 1:
         raise _refused(base, f"its context of {base.context} tokens is too short for trees as paths")
-    tokens = (torch.arange(256, device=base.device) * 7 + 3) % base.vocab_size
-    forward = PathForward(base, _TREE.nodes, _TREE.depth, ways, fixed=float("inf"))
+    tokens = _tokens(base, 256)
+    forward = PathForward(base, _SMALL.nodes, _SMALL.depth, ways, fixed=math.inf)
     prompts = [tokens[:length] for length in lengths]
-    session, _, _ = forward.begin(prompts, 16)
-    tree, one = compile_tree(_TREE, base.device), compile_tree(Tree(()), base.device)
-    found: list[float] = []
-    single: list[float] = []
+    session, _, _ = forward.begin(prompts, _STEPS)
+    tree, one = compile_tree(_SMALL, base.device), compile_tree(Tree(()), base.device)
+    numbers = iter(range(20, 256, 2 * _SMALL.nodes))  # of the first tokens of the steps
 
-    def step(kept: list[list[int]], at: int, buffers: Buffers = tree) -> None:
-        count = buffers.nodes
-        nodes = tokens[at : at + len(prompts) * count].reshape(len(prompts), count)
+    def step(buffers: Buffers, *kept: list[int]) -> float:
+        first, count, found = next(numbers), buffers.nodes, []
+        nodes = tokens[first : first + len(prompts) * count].reshape(len(prompts), count)
         logits, _ = session.verify(nodes, buffers)
         for row, prompt in enumerate(prompts):
-            (found if count > 1 else single).append(_difference(logits[row], _paths_alone(base, prompt, nodes[row])))
+            found.append(_difference(logits[row], _paths_alone(base, prompt, nodes[row], buffers)))
         session.keep(kept)
         prompts[:] = [torch.cat([prompt, nodes[row, kept[row]]]) for row, prompt in enumerate(prompts)]
+        return max(found)
 
-    step([[0, 1], [0, 2, 6]], 20)
+    chunks = [step(tree, [0, 1], [0, 1, 4])]  # an inner node, and a leaf that is not the deepest
     forward.fixed = 0.0
-    step([[0, 1], [0]], 50)
-    step([[0, 3], [0, 1, 5, 8]], 80)
-    step([[0, 2], [0, 2]], 110)
+    chunks += [step(tree, [0, 1], [0]), step(tree, [0, 2], [0, 1, 3, 5]), step(tree, [0, 2], [0, 1])]
+    singles = [step(one, [0], [0])]  # RWKV confuses rows of one token
     session.select([1])
     del prompts[0]
-    step([[0]], 140)
-    step([[0]], 160, one)
-    step([[0]], 170, one)
-    return max(found), max(single), _one_by_one(forward, prompts[0])
+    singles += [step(tree, [0]), step(one, [0]), step(one, [0])]
+    return max(chunks), max(singles), _one_by_one(forward, prompts[0])
 
 
 def _one_by_one(forward: PathForward, text: Tensor) -> float:
@@ -238,10 +245,16 @@ def _logits(base: Base, ids: Tensor) -> Tensor:
     return base.forward(ids[None], attention_mask=mask, position_ids=positions, use_cache=False)[0][0]
 
 
-def _paths_alone(base: Base, prefix: Tensor, nodes: Tensor) -> Tensor:
-    """Logits [N, V] of each node, by a forward without a tree mask over the prefix and the node's path."""
-    ancestors = torch.tensor(_TREE.ancestors if len(nodes) > 1 else [[ROOT]], device=base.device)
-    return torch.stack([_logits(base, torch.cat([prefix, nodes[each]]))[-1] for each in ancestors])
+def _paths_alone(base: Base, prefix: Tensor, nodes: Tensor, tree: Buffers) -> Tensor:
+    """Logits [N, V] of each node, by forwards without cache and tree mask over the prefix and each path."""
+    rows = rows_of(tree.paths.numpy(force=True))
+    paths = [torch.from_numpy(path[path != PAD]).to(nodes.device) for path in rows.nodes]
+    logits = [_logits(base, torch.cat([prefix, nodes[path]]))[len(prefix) :] for path in paths]
+    return torch.stack([logits[row][depth] for row, depth in zip(rows.row, rows.depth, strict=True)])
+
+
+def _tokens(base: Base, count: int) -> Tensor:
+    return (torch.arange(count, device=base.device) * 7 + 3) % base.vocab_size
 
 
 def _refused(base: Base, why: str) -> TreeoptError:

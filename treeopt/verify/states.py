@@ -69,6 +69,16 @@ def taken(cache: Any, row: int, rows: int, befores: Sequence[Any], index: int, t
     return _changed([cache, *befores], take)
 
 
+def selected(cache: Any, rows: Tensor) -> Any:
+    """Copies of rows int64 [n] of a cache."""
+
+    def select(values: list[Any]) -> Any:
+        first = values[0]
+        return first.index_select(0, rows.to(first.device)) if isinstance(first, Tensor) and first.ndim else first
+
+    return _changed([cache], select)
+
+
 def size_of(cache: Any) -> int:
     """Bytes of all tensors of a cache, each counted once."""
     return sum({id(tensor): tensor.nbytes for tensor in _tensors(cache)}.values())
