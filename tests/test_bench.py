@@ -65,6 +65,7 @@ CALLS = {
     "memory": ["stages", "stages --drafter heads+ngram --temperature 0.7", "vocabulary"],
     "mutation": ["--folder {folder}"],
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
+    "path_trees": ["{file}"],
     "pocket": [""],
     "recommended": ["--shared {shared} --model smollm2 tinystories"],
     "sampling": ["agree --shared {shared}", "loss --model pocket --shared {shared}"],
