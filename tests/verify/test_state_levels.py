@@ -79,7 +79,7 @@ def begun(base: Base) -> StateLevels:
     return session
 
 
-@looped("name", [STATES, "lfm2", "rwkv"])
+@looped("name", [STATES, "rwkv"])
 def test_levels_are_the_sequential_forward(name: str) -> None:
     """Trees after texts with pads, after one token more, after texts that went back by one and by many tokens."""
     base, texts = family(name), [list(text) for text in TEXTS]
