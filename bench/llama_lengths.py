@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -189,6 +190,7 @@ def main() -> None:
         return
     print(f"llama-cpp-python {engine.version}")
     rows = json.loads((options.shared / "data" / "alpaca_eval.json").read_text())
+    random.Random(0).shuffle(rows)  # neighbours are alike
     texts = [engine.ids(row["instruction"]) for row in rows if len(row["instruction"]) < 800]
     choose(engine, texts[:known], texts[known:], rounds, options)
 
@@ -217,16 +219,18 @@ def choose(
     lengths = range(DEFAULT + 1)
     check_estimates(engine, known, counted, estimates.chains, options.new_tokens)
     rates: dict[int, list[float]] = {drafts: [] for drafts in lengths}
+    made = {drafts: Steps() for drafts in lengths}
     for number in range(options.repeats + 1):
         for drafts in lengths:
-            tokens, spent = engine.run(others[number % len(others)], options.new_tokens, drafts)
+            tokens, spent = engine.run(others[number % len(others)], options.new_tokens, drafts, made[drafts])
             if number:  # the first one warms
                 rates[drafts].append(max(tokens, 1) / spent)
-    print("drafts  tokens/s  over plain  expected")
+    print("drafts  tokens per step  tokens/s  over plain  expected")
     for drafts in lengths:
         _, mean, _ = interval(rates[drafts], rates[0])
         speedup = estimates.tokens[drafts] * plain / known_seconds[drafts]
-        print(f"{drafts:6}  {float(np.median(rates[drafts])):8.1f}  {mean:10.3f}  {speedup:8.3f}")
+        rate, tau = float(np.median(rates[drafts])), made[drafts].tokens_per_step
+        print(f"{drafts:6}  {tau:15.3f}  {rate:8.1f}  {mean:10.3f}  {speedup:8.3f}")
     best = max(lengths, key=lambda drafts: float(np.mean(np.log(rates[drafts]))))
     low, mean, high = interval(rates[chosen], rates[best])
     within = f"{best} is the best measured; 90 % interval {low:.3f} to {high:.3f}, {len(rates[0])} repeats"
