@@ -33,6 +33,7 @@ from treeopt.texts.encode import encode
 from treeopt.texts.prompts import load_prompts
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_tree
+from treeopt.verify.session import Session, TreeForward
 
 HEADS = 5
 VOCABULARY = 32_000
@@ -160,14 +161,17 @@ def step_parts(
     compiled = compile_tree(tree, base.device)
     heads = heads_like(base, heads)
     spent: list[tuple[float, float, float]] = []
+    assert isinstance(decoder.forward, TreeForward)
+    verifier = decoder.forward.verifier
     for _ in range(rounds):
         rows = decoder.prefill([ids], effort.steps * (tree.depth + 1))
         for number in range(effort.steps):
             session = rows.session
+            assert isinstance(session, Session)
             lengths, tokens = session.lengths, torch.full((1, tree.nodes), 5, device=base.device)
             given = session.inputs(tokens, compiled)
             begin = now(base)
-            decoder.forward.verifier.forward(**given)
+            verifier.forward(**given)
             session.rewind(lengths)
             after_forward = now(base)
             heads(rows.hidden, base.lm_head, tree.depth)

@@ -32,7 +32,7 @@ from treeopt.texts.prompts import load_prompts
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_tree
 from treeopt.verify.cache import Arena
-from treeopt.verify.session import TreeForward
+from treeopt.verify.session import Session, TreeForward
 
 NODES = 64
 BATCH, NEW_TOKENS, PROMPT = 8, 1024, 64  # of the table of memory
@@ -111,17 +111,20 @@ def step_and_forward(decoder: TreeDecoder, ids: list[int], repeats: int) -> tupl
     """Median seconds of a decoder's step and of the model's forward on the same inputs, always at one length."""
     rows = decoder.prefill([ids], NODES)
     drafts = decoder.trees.draft(rows.drafting, rows.root, rows.hidden, len(ids))
-    lengths, mark = rows.session.lengths, rows.mark()
-    given = rows.session.inputs(drafts.tokens, drafts.tree)
+    forward, session = decoder.forward, rows.session
+    assert isinstance(forward, TreeForward)
+    assert isinstance(session, Session)
+    lengths, mark = session.lengths, rows.mark()
+    given = session.inputs(drafts.tokens, drafts.tree)
 
     def bare() -> None:
-        decoder.forward.verifier.forward(**given)
-        rows.session.rewind(lengths)
+        forward.verifier.forward(**given)
+        session.rewind(lengths)
 
     def step() -> None:
         decoder.step(rows)
         rows.rewind(mark)
-        rows.session.inputs(drafts.tokens, drafts.tree)
+        session.inputs(drafts.tokens, drafts.tree)
 
     spent: list[list[float]] = [[], []]
     for number in range(repeats + 3):
