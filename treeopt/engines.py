@@ -10,11 +10,7 @@ from dataclasses import dataclass, field
 
 ALL_LEVELS = 127  # of `contiguous`: every level of a tree
 HEADS_DRAFT, MODEL_DRAFT, EAGLE_DRAFT, HYDRA_DRAFT, ANY_DRAFT = "heads", "model", "eagle", "hydra", "any"
-MTP_DRAFT, BLOCK_DRAFT, LOOKUP_DRAFT = (
-    "mtp",
-    "block",
-    "lookup",
-)  # of engines that take no tree; lookup: their own n-grams
+MTP_DRAFT, BLOCK_DRAFT, LOOKUP_DRAFT = "mtp", "block", "lookup"  # of engines without trees; lookup: their own n-grams
 
 
 @dataclass(frozen=True)
@@ -159,9 +155,7 @@ class SettingsEngine:
     """An engine that takes no fixed tree, for `treeopt export --calibration` and `--measured`."""
 
     versions: str  # whose settings are written
-    methods: Mapping[str, EngineMethod] = field(
-        default_factory=dict
-    )  # by the engine's names; empty where any drafter does
+    methods: Mapping[str, EngineMethod] = field(default_factory=dict)  # by its names; empty where any drafter does
     trees: tuple[str, ...] = ()  # the drafters of its dynamic trees
 
 

@@ -58,9 +58,7 @@ class ProvenanceBlock(Schema):
     model_id: str | None = None
     heads: str | None = None
     heads_id: str | None = None
-    kind: Literal["static", "dynamic", "chain"] | None = Field(
-        default=None, description="of the trees; see LatencyProfile.kind"
-    )
+    kind: Literal["static", "dynamic", "chain"] | None = Field(default=None, description="see LatencyProfile.kind")
     drafter: str | None = Field(default=None, description="id of the drafter; absent for the guesses of the heads")
     drafter_name: str | None = Field(default=None, description="heads, heads+ngram or ngram")
     device: str | None = None

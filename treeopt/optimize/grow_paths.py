@@ -3,16 +3,12 @@
 Models that take no tree mask verify a tree as its paths in a batch (`treeopt.verify.paths`). Its price is then path
 tokens = leaves * (depth + 1), in which the shared part of paths is paid again by each.
 
-For a greatest depth D at most M = budget // (D + 1) leaves are allowed. The best tree of M leaves is a union of M
-paths. Divide the candidates into chains: every node continues the chain of its parent if it has the greatest sum of
-values downwards among its siblings, else it begins one. The M chains with the greatest sums are a tree, as a chain's
-sum is never above that of the chain it branches off, and no M paths have a greater sum: each path beyond the first
-adds at most what is below its branching point, and greedily taking the greatest of these is optimal. The best D is the
-one with the greatest sum.
+For a greatest depth D at most M = budget // (D + 1) leaves are allowed, and the best tree is a union of M paths. Divide
+the candidates into chains: a node continues the chain of its parent if it has the greatest sum of values downwards
+among its siblings, else it begins one. The M chains with the greatest sums are that tree (docs/develop/method.md).
 
-Candidates are the nodes of best-first growth. Where they are fewer than all nodes, a path could go on below them: the
-sum is then at most M * D * (least value of a candidate) below the optimum. `bench/path_trees.py` compares with brute
-force.
+Candidates are the first nodes of best-first growth. With all nodes the tree is optimal; else its sum is at most
+M * D * (the least value of a candidate) below the optimum.
 """
 
 from __future__ import annotations
