@@ -13,8 +13,6 @@ M * D * (the least value of a candidate) below the optimum.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,13 +41,7 @@ def grow_paths(values: Values, path_tokens: int, candidates: int, *, max_depth: 
     index = np.cumsum(kept) - 1
     parents = np.where(grown.parents[kept] < 0, grown.parents[kept], index[grown.parents[kept]])
     deepest = int(depths[kept].max(initial=0))
-    return dataclasses.replace(
-        grown,
-        paths=grown.paths[kept, :deepest],
-        values=grown.values[kept],
-        places=grown.places[kept],
-        parents=parents,
-    )
+    return Growth(grown.paths[kept, :deepest], grown.values[kept], grown.places[kept], parents)
 
 
 def _best_paths(grown: Growth, depths: NDArray[np.int64], deepest: int, leaves: int) -> NDArray[np.bool_]:
