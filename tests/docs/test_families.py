@@ -14,17 +14,22 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, check_runs
 
+ROUTES = ("tree", "paths")
+
 
 def test_the_table_has_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page has the names of bench/tiny_families.py in order, each with the verdict that the script expects."""
     monkeypatch.syspath_prepend(str(ROOT_FOLDER / "bench"))
     script: Any = importlib.import_module("tiny_families")
     page = (ROOT_FOLDER / "docs" / "develop" / "families.md").read_text()
-    rows = dict(re.findall(r"^\| ([a-z0-9_-]+) \| (lossless|refused) \|", page, flags=re.MULTILINE))
+    row = re.compile(r"^\| ([a-z0-9_-]+) \| (lossless|refused) \| [a-z-]+ \| (tree|paths)?", flags=re.MULTILINE)
+    rows = {name: (verdict, route) for name, verdict, route in row.findall(page)}
     assert tuple(rows) == script.FAMILIES
-    assert tuple(name for name, verdict in rows.items() if verdict == "lossless") == script.TREE_FAMILIES
-    lossless, refused = len(script.TREE_FAMILIES), len(script.FAMILIES) - len(script.TREE_FAMILIES)
-    assert f"{lossless} are lossless, {refused} are refused" in page
+    by_route = {route: tuple(name for name, found in rows.items() if found == ("lossless", route)) for route in ROUTES}
+    assert by_route == {"tree": script.TREE_FAMILIES, "paths": script.PATH_FAMILIES}
+    counts = [len(names) for names in by_route.values()]
+    summary = "Of {} families, {} are lossless by a tree mask and {} by paths; {} are refused."
+    assert summary.format(len(rows), *counts, len(rows) - sum(counts)) in page
 
 
 @looped("probe", [True, False])
