@@ -69,6 +69,14 @@ _SETTINGS: dict[str, Any] = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
+    "linear_num_heads": 4,
+    "linear_head_dim": 8,
+    # shorter than most texts here
+    "chunk_size": 32,
+    "mamba_chunk_size": 32,
+    "block_size": 32,
+    "attention_chunk_size": WINDOW,
+    "index_topk": WINDOW,
 }
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
 _LATENT = {"num_key_value_heads": 4}
@@ -190,46 +198,54 @@ _TREES: dict[str, dict[str, Any]] = {
     "electra": _DECODER,
     "roberta": _DECODER,
 }
-_OTHERS: dict[str, dict[str, Any]] = {
+_PATHS: dict[str, dict[str, Any]] = {
     # attention whose masks or positions are not those that a tree needs
     "bloom": {},
-    "deepseek_v32": {**_LATENT, "index_n_heads": 4, "index_head_dim": 16},
+    "deepseek_v32": {**_LATENT, "index_n_heads": 16, "index_head_dim": 16},
     "falcon-alibi": {"alibi": True},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW},
     "llama4_text": {},
     "mpt": {},
-    "openai-gpt": {},
-    # several hidden states for each token
-    "gemma3n_text": {
-        **{"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3},
-        **{"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB},
-        **{"intermediate_size": 48, "activation_sparsity_pattern": None, "laurel_rank": 4, "altup_num_inputs": 2},
-    },
     # recurrent and hybrid layers
     "bailing_hybrid": {**_LATENT, **_TWO_KINDS},
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
-    "deepseek_v4": {},
+    "deepseek_v4": {
+        "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"],
+        "compress_rates": {"heavily_compressed_attention": 16, "compressed_sparse_attention": 4},
+    },
     "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64},
-    "falcon_mamba": {},
     "granitemoehybrid": {**_MAMBA, **_TWO_KINDS},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
     "kimi_linear": {**_LATENT, **_TWO_KINDS},
     "lfm2": {"layer_types": ["conv", "full_attention"], "full_attn_idxs": [1]},
-    "mamba": {},
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "minimax": {},
     "nemotron_h": {},
     "olmo_hybrid": {},
     "qwen3_5_text": _TWO_KINDS,
     "qwen3_next": _TWO_KINDS,
-    "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": WINDOW},
     "rwkv": {},
     # attention to an encoder
     "bart": {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, **_PAD},
 }
-MORE = _TREES | _OTHERS
+_REFUSED: dict[str, dict[str, Any]] = {
+    # no cache is returned
+    "openai-gpt": {},
+    "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": WINDOW},
+    # several hidden states for each token
+    "gemma3n_text": {
+        **{"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3},
+        **{"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB},
+        **{"intermediate_size": 48, "activation_sparsity_pattern": None, "laurel_rank": 4, "altup_num_inputs": 2},
+    },
+    # the state is ignored in chunks of several tokens
+    "falcon_mamba": {},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
+    "mamba": {},
+}
+MORE = _TREES | _PATHS | _REFUSED
 FAMILIES = tuple(sorted(MORE))
-TREE_FAMILIES = tuple(sorted(_TREES))  # that verify trees; the others are refused
+TREE_FAMILIES = tuple(sorted(_TREES))  # on the route of tree masks
+PATH_FAMILIES = tuple(sorted(_PATHS))  # on the route of paths; the others are refused
 
 
 def tiny_config(family: str, *, context: int = CONTEXT, vocab: int = VOCAB) -> Any:

@@ -19,7 +19,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.tree import ROOT, Tree
 from treeopt.verify.buffers import Buffers, compile_tree
-from treeopt.verify.probe import check_trees
+from treeopt.verify.probe import check_trees, route_of
 from treeopt.verify.session import Session, TreeForward
 
 PREFIX = 2 * WINDOW + 5  # longer than any sliding window here
@@ -274,12 +274,17 @@ def test_check_trees_accepted(family: str) -> None:
     check_trees(tiny_base(family))
 
 
-@looped("family", ["mpt", "gpt_neo", "mamba"])
-def test_check_trees_refused(family: str) -> None:
-    """Positions by cache index, windows by cache index, and recurrent state are refused, and the model is named."""
-    error = refusal_of(check_trees, tiny_base(family))
+def test_check_trees_refused() -> None:
+    """A state that is ignored in chunks of several tokens is refused on both routes, and the model is named."""
+    error = refusal_of(check_trees, tiny_base("mamba"))
     assert error.code is Code.NO_TREES
-    assert family in error.what
+    assert "mamba" in error.what
+
+
+@looped("family", ["mpt", "gpt_neo"])
+def test_other_positions_and_windows_take_the_other_route(family: str) -> None:
+    """Positions by cache index and windows by cache index are wrong with a tree mask, and right as paths."""
+    assert route_of(tiny_base(family)) == "paths"
 
 
 @looped("attention", ["flex_attention", "flash_attention_2", "other"])

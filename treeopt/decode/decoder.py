@@ -33,8 +33,9 @@ from treeopt.models.given import GivenModel, as_draft
 from treeopt.models.heads import MedusaHeads
 from treeopt.tree import ROOT
 from treeopt.verify.buffers import PAD
-from treeopt.verify.probe import check_ready, check_trees
-from treeopt.verify.session import Session, TreeForward, pick
+from treeopt.verify.paths import PathSession
+from treeopt.verify.probe import check_ready, forward_of
+from treeopt.verify.session import Session, pick
 
 
 class Rows:
@@ -49,7 +50,7 @@ class Rows:
 
     def __init__(
         self,
-        session: Session,
+        session: Session | PathSession,
         drafting: ProposerSession,
         roots: list[int],
         root: Tensor,
@@ -108,12 +109,12 @@ class Rows:
 
     def mark(self) -> tuple[Any, ...]:
         """The place in the texts, for `rewind`."""
-        return self.session.lengths, self.drafting.mark(), self.roots, self.root, self.hidden
+        return self.session.mark(), self.drafting.mark(), self.roots, self.root, self.hidden
 
     def rewind(self, mark: tuple[Any, ...]) -> None:
         """Undo the steps since `mark`; the rows must be the same."""
-        lengths, drafting, self.roots, self.root, self.hidden = mark
-        self.session.rewind(lengths)
+        session, drafting, self.roots, self.root, self.hidden = mark
+        self.session.rewind(session)
         self.drafting.rewind(drafting)
 
     def check(self, base: Base) -> None:
@@ -199,9 +200,9 @@ class TreeDecoder:
         draft = None if draft is None else as_draft(draft, self.base)
         self.trees = _trees(self.base, heads, tree, drafter, draft)
         self.tree = self.trees.tree
-        if probe:
-            check_trees(self.base)
-        self.forward = TreeForward(self.base, self.trees.nodes, self.trees.depth, compile=compile or self.base.compile)
+        self.forward = forward_of(
+            self.base, self.trees.nodes, self.trees.depth, compile=compile or self.base.compile, probe=probe
+        )
 
     @overload
     def generate(self, ids: Prompt, max_new_tokens: int) -> Decoded: ...

@@ -24,8 +24,7 @@ from treeopt.models.base import Base
 from treeopt.models.compatibility import check_draft
 from treeopt.models.logits import rows_at_once
 from treeopt.verify.buffers import Buffers
-from treeopt.verify.levels import LevelSession
-from treeopt.verify.probe import check_trees
+from treeopt.verify.probe import check_trees, levels_of
 from treeopt.verify.session import pick
 
 DRAFT_MODEL_SOURCE = "draft model"  # a name of `ProposerSession.sources`
@@ -77,7 +76,7 @@ class ModelProposer(KernelSource):
     @torch.inference_mode()
     def _pass(self, texts: Sequence[Sequence[int]]) -> Observed:
         """One pass over the texts, a few tokens at a time."""
-        session, longest = LevelSession(self.draft, len(texts)), max(map(len, texts))
+        session, longest = levels_of(self.draft, len(texts)), max(map(len, texts))
         padded = _padded(texts)
         at_once = min(_PIECE, rows_at_once(self.draft.vocab_size, len(texts)))
         parts = []
@@ -109,7 +108,7 @@ class ModelSession(KernelRows):
         ends: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__(proposer, texts, depth, ends)
-        self._model = LevelSession(proposer.draft, len(texts))
+        self._model = levels_of(proposer.draft, len(texts))
         if ends is None:
             self._prefill([text[:-1] for text in texts])
 
@@ -249,7 +248,7 @@ class TracedModel(ModelSession):
     def expand(self, nodes: int, depth: int) -> Expansion:
         self._model.keep([0] * len(self._model.lengths))
         if len(self._model.lengths) != len(self._given):
-            self._model = LevelSession(self.source.draft, len(self._given))
+            self._model = levels_of(self.source.draft, len(self._given))
         self._prefill(self._given)
         self._model.branch(self._text.tolist(), self._end.tolist())
         return super().expand(nodes, depth)

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import inspect
 import os
 import platform
 import time
@@ -45,6 +46,7 @@ from treeopt.version import VERSION
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NO_LIMIT = 1 << 30  # context of models that do not state one
+_CACHES = ("past_key_values", "cache_params", "state")  # names of caches, as stock `generate` knows them
 _TRIED = 8  # tokens of the forward that a loaded model must pass
 
 
@@ -133,7 +135,8 @@ class Base:
     @property
     def context(self) -> int:
         """Maximum number of tokens of prompt and answer together."""
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        config = self.model.config.get_text_config()
+        limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
         return int(limit) if limit else _NO_LIMIT
 
     @property
@@ -152,6 +155,12 @@ class Base:
     def _positions_by_padding(self) -> bool:
         """Whether the model, as RoBERTa, counts positions without padding tokens, where `generate` passes all."""
         return any(hasattr(module, "create_position_ids_from_input_ids") for module in self.model.modules())
+
+    @functools.cached_property
+    def _cache_name(self) -> str:
+        """The name of the cache in the model's forward and in its outputs, which differs by family."""
+        taken = inspect.signature(self.model.forward).parameters
+        return next((name for name in _CACHES if name in taken), _CACHES[0])
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -205,21 +214,39 @@ class Base:
             TreeoptError: E502 where the model gives several hidden states for each token, as Gemma 3n does.
         """
         logits, hidden = self.outputs(ids, **inputs)
+        self._check_states(hidden)
+        return logits, hidden
+
+    def _check_states(self, hidden: Tensor) -> None:
         if hidden.ndim != 3:
             what = f"{self.name} ({self.model.config.model_type}) cannot verify trees"
             why = "its forward gives several hidden states for each token, and not the one that its LM head reads"
             raise TreeoptError(Code.NO_TREES, what, why=why)
-        return logits, hidden
 
     def outputs(self, ids: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
         """As `forward`, with hidden states of any shape."""
+        out = self._run(ids, inputs)
+        return out.logits, out.hidden_states[-1]
+
+    def continued(self, ids: Tensor, cache: Any = None, **inputs: Any) -> tuple[Tensor, Tensor, Any]:
+        """As `forward`, after the tokens of a cache of the model's own kind; also the cache with the new tokens.
+
+        A cache of None begins a text. Caches may be changed in place. A model without a cache returns None.
+        """
+        if cache is not None:
+            inputs[self._cache_name] = cache
+        out = self._run(ids, {**inputs, "use_cache": True})
+        self._check_states(out.hidden_states[-1])
+        return out.logits, out.hidden_states[-1], getattr(out, self._cache_name, None)
+
+    def _run(self, ids: Tensor, inputs: dict[str, Any]) -> Any:
+        """The stock outputs of one forward."""
         if self._positions_by_padding and inputs.get("past_key_values") is None:
             inputs.setdefault("position_ids", torch.arange(ids.shape[1], device=ids.device)[None])
         with contextlib.ExitStack() as stack:
             if len(self.devices) > 1 and isinstance(inputs.get("logits_to_keep"), Tensor):
                 stack.enter_context(kept_before(self.lm_head, inputs.pop("logits_to_keep")))
-            out = self.model(ids, output_hidden_states=-1, **inputs)
-        return out.logits, out.hidden_states[-1]
+            return self.model(ids, output_hidden_states=-1, **inputs)
 
     @functools.cached_property
     def logits_of_lm_head(self) -> bool:

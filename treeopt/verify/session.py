@@ -1,7 +1,7 @@
 """Texts in progress on a stock model: the KV cache, and one forward over a compiled tree at each step.
 
-Other rooms use of a forward `begin`, and of a session `lengths`, `verify`, `keep`, `select` and `rewind`: another route
-of verification has these. All else is how trees with masks are run.
+Other rooms use of a forward `begin`, and of a session `lengths`, `verify`, `keep`, `select`, `mark` and `rewind`:
+another route of verification has these. All else is how trees with masks are run.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class TreeForward:
             The session, and logits [B, V] and hidden states [B, d] at each prompt's last token.
         """
         lengths = [len(prompt) for prompt in prompts]
-        self._check_lengths(lengths, max_new_tokens)
+        check_lengths(lengths, max_new_tokens, self.base, self.context)
         with self._lock:
             if self._user is not None and self._user() is not None:
                 self._arena, self._masks = self._memory()
@@ -114,19 +114,22 @@ class TreeForward:
         """Memory of a session's cache and masks."""
         return Arena(), TreeMasks(self.base, self.nodes, self.depth, self._windows, whole=self.fixed)
 
-    def _check_lengths(self, lengths: Sequence[int], max_new_tokens: int) -> None:
-        for row, length in enumerate(lengths):
-            if not length:
-                raise TreeoptError(Code.CONTEXT_FULL, f"prompt {row} holds no tokens", fix="give at least one token")
-            if length + max_new_tokens > self.context:
-                holder = "the context" if self.context == self.base.context else "the model with this tree"
-                what = f"{length} prompt tokens and {max_new_tokens} new ones; {holder} holds {self.context}"
-                where = f"prompt {row}" if len(lengths) > 1 else ""
-                raise TreeoptError(
-                    Code.CONTEXT_FULL, what, at=where, fix="shorten the prompt, or generate fewer new tokens"
-                )
-        if self._switch is not None:
-            check_frequencies(self._switch, lengths, max_new_tokens)
+
+def check_lengths(lengths: Sequence[int], max_new_tokens: int, base: Base, context: int) -> None:
+    """Raise E503 where a prompt is empty, or does not fit into the context with the new tokens; longrope: as masks."""
+    for row, length in enumerate(lengths):
+        if not length:
+            raise TreeoptError(Code.CONTEXT_FULL, f"prompt {row} holds no tokens", fix="give at least one token")
+        if length + max_new_tokens > context:
+            holder = "the context" if context == base.context else "the model with this tree"
+            what = f"{length} prompt tokens and {max_new_tokens} new ones; {holder} holds {context}"
+            where = f"prompt {row}" if len(lengths) > 1 else ""
+            raise TreeoptError(
+                Code.CONTEXT_FULL, what, at=where, fix="shorten the prompt, or generate fewer new tokens"
+            )
+    switch = frequency_switch(base.model.config)
+    if switch is not None:
+        check_frequencies(switch, lengths, max_new_tokens)
 
 
 def pick(states: Tensor, places: Tensor) -> Tensor:
@@ -239,6 +242,10 @@ class Session:
         self._live = list(range(len(rows)))
         self._lengths = kept
         self.rewind(kept)
+
+    def mark(self) -> list[int]:
+        """The place in the texts, for `rewind`."""
+        return self.lengths
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Set the cached tokens of each row; entries beyond them are dropped."""

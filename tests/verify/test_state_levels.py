@@ -1,0 +1,141 @@
+"""Levels of trees on copies of a recurrent draft model's states are those of forwards over each path."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT_FOLDER
+from decoding import stock
+from drafters import answered, prompts_of
+from looped import looped
+from predicted import predict
+from torch import Tensor
+
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.drafter import Drafter
+from treeopt.models.base import Base
+from treeopt.policy import TreePolicy
+from treeopt.tree import Tree
+from treeopt.verify import state_levels as module
+from treeopt.verify.probe import levels_of
+from treeopt.verify.state_levels import StateLevels
+from treeopt.verify.states import selected
+
+STATES = "qwen3_5_text"
+TOLERANCE = 1e-3  # of logits; a wrong state is off by more than 0.1
+VOCAB = 13  # so that two random models often agree
+TEXTS = ([3, 8, 5, 1, 9, 9, 2], [4], [7, 7, 2, 11, 10, 2, 6, 1, 5, 12, 0, 1])
+
+
+@functools.cache
+def family(name: str, seed: int = 0) -> Base:
+    """A tiny random model of a family of bench/tiny_families.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT_FOLDER / "bench"))
+        made: Any = importlib.import_module("tiny_families")
+    return Base(made.tiny_model(name, seed=seed, attention="eager", vocab=VOCAB), None, name)
+
+
+@torch.inference_mode()
+def after(base: Base, tokens: list[int]) -> Tensor:
+    """Logits [V] after the last of these tokens, by one forward without a cache."""
+    ids = torch.tensor([tokens])
+    return base.forward(ids, attention_mask=torch.ones_like(ids), use_cache=False)[0][0, -1]
+
+
+def grown(base: Base, session: Any, texts: list[list[int]], seed: int) -> float:
+    """Compute three levels of random trees after texts; the largest difference of any logits."""
+    rng, worst = np.random.default_rng(seed), 0.0
+    paths: list[list[list[int]]] = [[[]] for _ in texts]  # of the parents, by row
+    for depth in range(3):
+        parents = rng.integers(1 + depth, size=(len(texts), 2 + depth))
+        tokens = rng.integers(VOCAB, size=parents.shape)
+        paths = [
+            [[*paths[row][p], int(t)] for p, t in zip(parents[row], tokens[row], strict=True)]
+            for row in range(len(texts))
+        ]
+        logits = session.extend(torch.from_numpy(tokens), parents)
+        for row, text in enumerate(texts):
+            for node, path in enumerate(paths[row]):
+                worst = max(worst, float((logits[row, node] - after(base, [*text, *path])).abs().max()))
+    return worst
+
+
+def begun(base: Base) -> StateLevels:
+    """A session with all texts, which were appended with pads."""
+    session = levels_of(base, len(TEXTS))
+    assert isinstance(session, StateLevels)
+    longest = max(map(len, TEXTS))
+    logits = session.append(torch.tensor([[*text, *[0] * (longest - len(text))] for text in TEXTS]))
+    for row, text in enumerate(TEXTS):
+        torch.testing.assert_close(logits[row, len(text) - 1], after(base, text), rtol=0, atol=TOLERANCE)
+    session.keep([len(text) for text in TEXTS])
+    return session
+
+
+@looped("name", [STATES, "lfm2", "rwkv"])
+def test_levels_are_the_sequential_forward(name: str) -> None:
+    """Trees after texts with pads, after one token more, after texts that went back by one and by many tokens."""
+    base, texts = family(name), [list(text) for text in TEXTS]
+    session = begun(base)
+    assert grown(base, session, texts, 1) < TOLERANCE
+    session.keep(session.lengths)
+    session.append(torch.tensor([[1], [2], [3]]))
+    session.keep([len(text) + 1 for text in texts])
+    texts = [[*text, new] for text, new in zip(texts, (1, 2, 3), strict=True)]
+    assert grown(base, session, texts, 2) < TOLERANCE
+    session.keep([len(texts[0]) - 1, 1, 4])
+    texts = [texts[0][:-1], texts[1][:1], texts[2][:4]]
+    assert grown(base, session, texts, 3) < TOLERANCE
+
+
+def test_rows_go_on_after_select_and_branch() -> None:
+    """Selected rows, and copies of rows cut at any place, continue their own texts."""
+    base = family(STATES)
+    session = begun(base)
+    session.select([0, 2])
+    session.branch([1, 0, 1, 1], [12, 4, 5, 12])
+    new = session.append(torch.tensor([[7], [8], [9], [10]]))
+    for row, (text, length, token) in enumerate(((2, 12, 7), (0, 4, 8), (2, 5, 9), (2, 12, 10))):
+        torch.testing.assert_close(new[row, 0], after(base, [*TEXTS[text][:length], token]), rtol=0, atol=TOLERANCE)
+    session.keep([length + 1 for length in session.lengths])
+    texts = [[*TEXTS[2], 7], [*TEXTS[0][:4], 8], [*TEXTS[2][:5], 9], [*TEXTS[2], 10]]
+    assert grown(base, session, texts, 5) < TOLERANCE
+
+
+def test_the_state_of_another_parent_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: nodes that begin with the state of the next node of the level above."""
+    base = family(STATES)
+    session = begun(base)
+    monkeypatch.setattr(module, "selected", lambda cache, rows: selected(cache, rows.roll(1)))
+    assert grown(base, session, [list(text) for text in TEXTS], 1) > 0.1
+
+
+def test_a_recurrent_model_that_drafts_for_itself() -> None:
+    """Every draft of a chain is accepted: each step but the last has all levels and the root."""
+    base = family(STATES)
+    drafter = Drafter.model_only(3, 4, base.fingerprint)
+    chain = dataclasses.replace(Tree.chain(3), drafter=drafter.id)
+    decoder = TreeDecoder(base, None, chain, drafter=drafter, draft=base)
+    assert decoder.generate(TEXTS[0], 12).step_lengths == [4] * 3
+
+
+def test_a_recurrent_draft_model_of_another_text() -> None:
+    """With trees chosen per step: stock text, alone and in a batch, in the predicted steps."""
+    base, draft = family(STATES), family("lfm2", 1)
+    texts = answered(base, prompts_of(4, 3, vocab=VOCAB), 12)
+    drafter = Drafter.model_only(3, 4, draft.fingerprint)
+    plan = TreePolicy(8, 3, drafter.id)
+    decoder = TreeDecoder(base, None, plan, drafter=drafter, draft=draft)
+    batch = decoder.generate([text.prompt for text in texts], 12)
+    assert [one.tokens for one in batch] == [stock(base, text.prompt, 12) for text in texts]
+    assert [decoder.generate(text.prompt, 12) for text in texts] == batch
+    predicted = predict(base, None, plan, texts, drafter, draft)
+    assert [len(one.step_lengths) for one in batch] == predicted.steps_by_sequence().tolist()
+    assert sum(max(one.step_lengths) for one in batch) > len(batch)
