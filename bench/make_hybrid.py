@@ -207,7 +207,7 @@ def _step(target: PreTrainedModel, model: PreTrainedModel, optimizer: torch.opti
         logits = model(ids, use_cache=False).logits
     loss = divergence(wanted.flatten(0, 1), logits.flatten(0, 1)).mean()
     optimizer.zero_grad()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     return loss.item()
