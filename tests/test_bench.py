@@ -52,13 +52,15 @@ CALLS = {
     "fuzz": [""],
     "help": [""],
     "hostile": [""],
+    "hybrid": [""],
     "intervals": [""],
     "learn": [""],
     "learned_text": ["pocket --heads pocket --shared {shared}"],
     "llama": ["pocket --shared {shared}"],
     "llama_lengths": ["--shared {shared}"],
     "lossless": ["", "--case 7"],
-    "make_pocket": [],  # tests/test_making.py
+    "make_hybrid": [],  # tests/test_making.py, as the next three
+    "make_pocket": [],
     "make_pocket_draft": [],
     "make_tinystories": [],
     "medusa2": ["--model pocket", "--shared {shared}"],

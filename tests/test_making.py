@@ -7,6 +7,7 @@ import json
 import random
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 from looped import looped
 from recipes import SIZES, SOURCE, corpus, documents, script
+from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM
 
 from treeopt.cli.app import program
 from treeopt.files.bundled import data_root, pocket, pocket_draft
@@ -30,8 +32,10 @@ from treeopt.train.data import load_texts
 pytestmark = pytest.mark.bench
 
 making, drafting, stories = script("make_pocket"), script("make_pocket_draft"), script("make_tinystories")
+hybrids = script("make_hybrid")
 DEFINITION = re.compile(r" *(async )?(def|class) \w+.*:")
 RECIPES = data_root("calibration") / "recipes"
+HYBRID = Path(__file__).resolve().parent / "data" / "hybrid"
 
 
 @pytest.fixture(scope="module")
@@ -250,6 +254,118 @@ def test_draft_model_often_has_the_best_token_of_pocket() -> None:
         assert f"{figures[f'{name}_kl']:.3f}" in card, name
         assert f"{figures[f'{name}_top1']:.1%}" in card, name
     assert f"{figures['parameters']:,} parameters" in card
+
+
+def tiny_hybrid_recipe(**training: float) -> Any:
+    """The hybrid's recipe, every size of it small."""
+    raw = {**load(RECIPES / "hybrid.yaml").data}
+    raw["corpus"] = {"unseen_one_in": 2}
+    raw["hybrid"] |= {"layers": ["linear_attention", "full_attention"], "attention_heads": 2, "key_value_heads": 1}
+    raw["hybrid"] |= {"intermediate_size": 24, "head_size": 16, "linear_heads": 2}
+    raw["hybrid"] |= {"linear_key_size": 8, "linear_value_size": 8}
+    raw["training"] |= {"length": 16, "sequences": 2, "steps": 8, "warmup_steps": 2, "decay_steps": 4}
+    raw["training"] |= {"checkpoint_steps": 3, "watched": 2, "judged": 3, **training}
+    return hybrids.HybridRecipe.model_validate(raw)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """The content of every file of a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_make_trains_a_hybrid_of_its_target(
+    target: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run cut into parts makes the model of a run in one part, with the target's tokenizer, in half precision."""
+    monkeypatch.setattr(hybrids, "standard_library", documents)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert hybrids.make(tiny_hybrid_recipe(), whole)
+    capsys.readouterr()
+    finished = [hybrids.make(tiny_hybrid_recipe(), parts, minutes=0.0) for _ in range(3)]
+    assert finished == [False, False, True]
+    steps = [int(line.split()[1]) for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert steps == [3, 6, 8]
+    made, expected = files_of(parts), files_of(whole)
+    del made["training.pt"], expected["training.pt"]
+    assert made == expected
+    assert hybrids.make(tiny_hybrid_recipe(), parts)
+    assert {name: content for name, content in files_of(parts).items() if name in made} == made
+    model: Any = AutoModelForCausalLM.from_pretrained(whole)
+    assert (type(model), model.dtype) == (Qwen3_5ForCausalLM, torch.bfloat16)
+    assert model.config.layer_types == ["linear_attention", "full_attention"]
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    tokenizer = load_base(str(whole), device="cpu").tokenizer
+    assert tokenizer is not None
+    assert target.tokenizer is not None
+    assert tokenizer(SOURCE).input_ids == target.tokenizer(SOURCE).input_ids
+    figures = json.loads(made["losses.json"])
+    kinds = [f"{text}_{name}" for text in ("seen", "unseen") for name in ("loss", "target_loss", "kl", "top1")]
+    assert list(figures) == ["parameters", *kinds]
+
+
+def test_hybrid_learns_its_target_from_seen_text_alone(
+    target: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The divergence falls; a pass has each block of seen modules once, and none of unseen ones."""
+    texts = documents()
+    monkeypatch.setattr(hybrids, "standard_library", lambda: texts)
+    trained: list[torch.Tensor] = []
+    losses: list[float] = []
+    step = hybrids._step
+
+    def spied(*given: Any) -> float:
+        trained.append(given[-1])
+        losses.append(step(*given))
+        return losses[-1]
+
+    monkeypatch.setattr(hybrids, "_step", spied)
+    hybrids.make(tiny_hybrid_recipe(steps=40, decay_steps=10), tmp_path / "made")
+    assert target.tokenizer is not None
+    seen = hybrids.blocks(target.tokenizer, [d.text for d in texts if not corpus.is_unseen(d, 2)], 16)
+    rows = torch.cat(trained)
+    blocks, of_pass = ([tuple(row) for row in part.tolist()] for part in (seen, rows[: len(seen) // 2 * 2]))
+    assert {tuple(row) for row in rows.tolist()} <= set(blocks)
+    assert Counter(of_pass) <= Counter(blocks)  # none twice in the first pass
+    assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
+
+
+@looped(
+    ("step", "expected"),
+    [(0, 0.5), (1, 1.0), (2, 1.0), (4, 1.0), (5, 0.75), (7, 0.25)],
+)
+def test_hybrid_learning_rate_by_hand(step: int, expected: float) -> None:
+    """Two steps of warm-up, then a constant, and 4 steps down to 0."""
+    settings = tiny_hybrid_recipe(learning_rate=1.0).training
+    assert hybrids.rate(settings, step) == pytest.approx(expected)
+
+
+def test_hybrid_recipe_is_that_of_the_trained_model(target: Base) -> None:
+    """The recipe is of pocket's text, and has the sizes of the model in tests/data."""
+    recipe = check(load(RECIPES / "hybrid.yaml"), hybrids.HybridRecipe, hybrids.SCHEMA)
+    assert recipe.corpus.model_dump() == load(RECIPES / "pocket.yaml").data["corpus"]
+    made = hybrids.new_hybrid(recipe, target)
+    model = AutoModelForCausalLM.from_pretrained(HYBRID)
+    shapes = [{name: weight.shape for name, weight in one.state_dict().items()} for one in (made, model)]
+    assert shapes[0] == shapes[1]
+    assert made.config.layer_types == model.config.layer_types
+
+
+def test_hybrid_is_small_and_as_its_card_says(target: Base) -> None:
+    """At most 1.5 million parameters and 3 MB, and as near to pocket on text of unseen modules as its card says."""
+    figures = json.loads((HYBRID / "losses.json").read_text())
+    base = load_base(str(HYBRID), dtype="float32", device="cpu")
+    assert base.model.num_parameters() == figures["parameters"] <= 1_500_000
+    assert sum(path.lstat().st_size for path in HYBRID.iterdir()) <= 3_000_000
+    prompts = encode_prompts(target, load_prompts("pocket"), 1).texts
+    found = drafting.judge(target, base.model, [torch.tensor(text.prompt) for text in prompts])
+    assert found["top1"] == pytest.approx(figures["unseen_top1"], abs=0.05)
+    assert found["kl"] == pytest.approx(figures["unseen_kl"], rel=0.2)
+    card = (HYBRID / "README.md").read_text()
+    assert f"{figures['parameters']:,} parameters" in card
+    for text in ("seen", "unseen"):
+        for name in ("loss", "target_loss", "kl"):
+            assert f"{figures[f'{text}_{name}']:.3f}" in card, name
+        assert f"{figures[f'{text}_top1']:.1%}" in card
 
 
 def original(base: Base) -> dict[str, Any]:
