@@ -68,7 +68,7 @@ def main() -> None:
     )
     print(f"texts equal to those of stock generate: {same}/{len(texts)}")
 
-    def run(name: str) -> tuple[float, float]:
+    def run(name: str, _: int) -> tuple[float, float]:
         if name != STOCK:
             return decoded(decoders[name], texts, effort.new_tokens)
         begin = time.thread_time()
@@ -83,8 +83,7 @@ def price(plan: Plan) -> str:
     """Nodes of a plan, and of a static tree its leaves, depth and path tokens."""
     if not isinstance(plan, Tree):
         return f"at most {plan.nodes} nodes"
-    leaves, depth = len(plan.leaves), plan.depth
-    return f"{plan.nodes} nodes, {leaves} leaves, depth {depth}, {leaves * (depth + 1)} path tokens"
+    return f"{plan.nodes} nodes, {len(plan.leaves)} leaves, depth {plan.depth}, {plan.path_tokens} path tokens"
 
 
 def greedy(base: Base, ids: Sequence[int], new_tokens: int) -> list[int]:

@@ -90,7 +90,7 @@ def test_kind_and_nodes_leave_less_to_choose_from() -> None:
     [
         (*AUTO, *ALL, *PROFILES, "--for", "medusa"),
         (*AUTO, *ALL, *PROFILES, "--kind", "dynamic", "--max-rank", "3"),
-        ("build", "--calibration", "d1.safetensors", "--nodes", "auto", *PROFILES),
+        ("build", "--calibration", "d1.safetensors", "--nodes", "auto", *PROFILES, "--profile", "s1.yaml"),
         ("build", "--drafter", "ngram", *ALL),
     ],
 )

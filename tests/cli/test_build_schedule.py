@@ -109,7 +109,7 @@ def test_what_was_not_measured() -> None:
         (*AUTO, "--batch-size", "1,4"),
         (*AUTO, *STATIC, "--context", "512,2048", "--for", "medusa"),
         (*AUTO, *STATIC, "--drafter", "auto", "--batch-size", "1,4"),
-        (*AUTO, *STATIC, *DYNAMIC, "--profile", "steps.csv"),
+        (*AUTO, *STATIC, *STATIC, *DYNAMIC, "--profile", "steps.csv"),
         (*AUTO, *DYNAMIC, "--kind", "dynamic", "--batch-size", "1,4", "--max-rank", "3"),
         (*AUTO, *STATIC, "--batch-size", "1,x"),
     ],

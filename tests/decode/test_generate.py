@@ -289,8 +289,8 @@ def test_model_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many calls of generate probe a model once."""
     base = cycle_base(5)
     runs: list[Base] = []
-    run = probe._run
-    monkeypatch.setattr(probe, "_run", lambda one: (runs.append(one), run(one))[1])
+    run = probe._probe
+    monkeypatch.setattr(probe, "_probe", lambda one: (runs.append(one), run(one))[1])
     for _ in range(3):
         base.model.generate(
             **ALONE,

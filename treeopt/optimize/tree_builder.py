@@ -55,7 +55,7 @@ def build_tree(
         ValueError: where a number is not whole or out of range, or a name unknown.
     """
     if (nodes is None) == (path_tokens is None):
-        raise ValueError("give nodes or path_tokens")
+        raise ValueError("nodes or path_tokens must be given, and not both")
     given: dict[str, Any] = {"top_k": top_k, "max_depth": max_depth, "max_rank": max_rank, "path_tokens": path_tokens}
     fitter = Fitter(calibration, tree_limits(calibration, nodes, **given))
     return describe(fitter, fitter.choose(candidates(values, weights)))

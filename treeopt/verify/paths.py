@@ -54,7 +54,7 @@ class Ways:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PathRows:
     """The paths of one tree as rows: those of L leaves.
 
     Args:
@@ -79,7 +79,7 @@ class Rows:
         return int(self.depth.max()) + 1
 
 
-def rows_of(paths: Ints, tokens: Ints | None = None) -> Rows:
+def rows_of(paths: Ints, tokens: Ints | None = None) -> PathRows:
     """The rows of a tree, from the path to each node int64 [N, D+1]; nodes of equal tokens int64 [N] are one."""
     keys = [tuple(int(node if tokens is None else tokens[node]) for node in path if node != PAD) for path in paths]
     first: dict[tuple[int, ...], int] = {}
@@ -101,11 +101,11 @@ def rows_of(paths: Ints, tokens: Ints | None = None) -> Rows:
         slot[node] = taken_slots[row_of[key]]
         taken_slots[row_of[key]] += 1
     slot = slot[[first[key] for key in keys]]
-    return Rows(paths[[first[key] for key in leaves]], row, np.array([len(key) - 1 for key in keys]), slot)
+    return PathRows(paths[[first[key] for key in leaves]], row, np.array([len(key) - 1 for key in keys]), slot)
 
 
 @once_a_tree
-def _static_rows(tree: Buffers) -> Rows:
+def _static_rows(tree: Buffers) -> PathRows:
     return rows_of(tree.paths.numpy(force=True))
 
 
@@ -238,7 +238,7 @@ class PathSession:
     def __init__(self, forward: PathForward, texts: list[_Text], limit: int) -> None:
         self._forward, self._texts, self._limit = forward, texts, limit
         self._tokens: Tensor
-        self._rows: list[Rows] = []
+        self._rows: list[PathRows] = []
         self._ran: list[_Ran] = []
         self._fitting: set[tuple[int, int]] = set()  # numbers of rows, and lengths, that fit into memory
 
@@ -389,7 +389,7 @@ class PathSession:
         self._fitting.add(seen)
 
 
-def _rows_by_text(tokens: Tensor, tree: Buffers) -> list[Rows]:
+def _rows_by_text(tokens: Tensor, tree: Buffers) -> list[PathRows]:
     """The rows of each text's tree."""
     if not tree.per_row:
         return [_static_rows(tree)] * len(tokens)
