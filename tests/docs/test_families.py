@@ -43,4 +43,4 @@ def test_several_hidden_states_for_each_token(monkeypatch: pytest.MonkeyPatch, p
         TreeDecoder(model, probe=probe).generate([3, 8, 5], 4)
     assert caught.value.code is Code.NO_TREES
     page = (ROOT_FOLDER / "docs" / "develop" / "families.md").read_text()
-    assert f"| gemma3n_text | refused | refused |  | {caught.value.why} |" in page
+    assert f"| gemma3n_text | refused | refused |  |  | {caught.value.why} |" in page
