@@ -22,6 +22,7 @@ from treeopt.calibrate.results import merge_calibrations
 from treeopt.calibrate.shards import load_shard
 from treeopt.cli.configuration import _read as read_options
 from treeopt.export.acceptance import read_acceptance
+from treeopt.export.draft_config import read_draft_config
 from treeopt.export.lint import lint_tree
 from treeopt.export.trees import import_tree
 from treeopt.files.calibrations import load_calibration
@@ -225,6 +226,9 @@ READERS: dict[str, Reader] = {
         lambda path: load_result(path, DecodingResult), "v.json", seeds.decodings, damage_json, _RESULTS
     ),
     "acceptance": Reader(read_acceptance, "m.json", seeds.acceptances, damage_json, ("read_acceptance",)),
+    "config of a draft": Reader(
+        read_draft_config, "config.json", seeds.draft_configs, damage_json, ("read_draft_config",)
+    ),
     "prompts .json": Reader(_prompts, "p.json", seeds.prompts_json, damage_json, ("load_prompts", "read_rows")),
     "prompts .jsonl": Reader(_texts, "p.jsonl", seeds.prompts_jsonl, damage_json, ("read_texts",)),
     "prompts .parquet": Reader(_prompts, "p.parquet", seeds.prompts_parquet, damage_bytes, ()),

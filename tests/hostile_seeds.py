@@ -215,6 +215,14 @@ def growmaps() -> list[bytes]:
     return [growmap_pt(Tree(((0,), (1,), (0, 0))))]
 
 
+def draft_configs() -> list[bytes]:
+    """Configs of models with MTP modules, and of Hydra heads."""
+    return [
+        _json({"num_nextn_predict_layers": 1, "text_config": {"mtp_num_hidden_layers": 2}}),
+        _json({"hydra_num_heads": 4, "grounded_heads": True}),
+    ]
+
+
 def prompts_json() -> list[bytes]:
     """Prompts as one list."""
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
