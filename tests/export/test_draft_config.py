@@ -50,6 +50,7 @@ def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
 
 def test_lengths_are_those_that_vllm_takes() -> None:
     """The fastest of at most the modules or a multiple of them, at each batch; another given length is refused."""
+    assert [drafts for drafts in range(1, 10) if DraftConfig("m", 3).allows(drafts)] == [1, 2, 3, 6, 9]
     expected, profile = np.arange(1.0, 6.0), priced({1: 0.01, 8: 0.01})
     for modules, longest in ((None, 4), (1, 4), (2, 4), (3, 3), (4, 4)):
         found = chains_by_batch(expected, profile, allows=DraftConfig("m", modules).allows)

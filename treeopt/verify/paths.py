@@ -166,7 +166,7 @@ class PathForward:
         """Drop the last tokens of a cache where that is right; of none, the past that it has recorded."""
         if self.ways.crop:
             if not getattr(cache, "is_croppable", False):
-                raise NotImplementedError("its cache cannot be cropped")
+                raise ValueError("its cache cannot be cropped")  # to the probe
             cache.crop(-tokens)
 
     def _new_cache(self) -> Any:
