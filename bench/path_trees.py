@@ -23,7 +23,7 @@ from timing import add_tiny, judged, machine
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import load_calibration
 from treeopt.optimize.grow import Growth
-from treeopt.optimize.grow_paths import EACH, grow_paths
+from treeopt.optimize.grow_paths import grow_paths
 from treeopt.optimize.replay import TraceRows
 from treeopt.optimize.select_method import Fitter, candidates
 from treeopt.optimize.tree_builder import tree_limits
@@ -53,7 +53,7 @@ def compare(name: str, calibration: Calibration, budget: int) -> None:
         rows = TraceRows.of(others)
         path_fitter = Fitter(fitted, tree_limits(fitted, None, path_tokens=budget))
         fit = path_fitter.choose(candidates("joint", "visits"))
-        larger = grow_paths(path_fitter.estimate(fit.method), budget, EACH * budget * 16)
+        larger = grow_paths(path_fitter.estimate(fit.method), budget, 256 * budget)
         loss = max(loss, float(larger.values.sum() / fit.growth.values.sum() - 1))
         by_nodes = Fitter(fitted, tree_limits(fitted, budget)).choose(candidates("joint", "visits")).growth
         replayed = [(tree, rows.replay(tree).sums) for tree in trees(by_nodes, budget)]

@@ -32,25 +32,39 @@ def traced(
     return dataclasses.replace(made, provenance=provenance, steps=StepTraces(node_rank, expected_tokens, confidence))
 
 
-def profile_of(seconds: dict[int, float]) -> LatencyProfile:
+def with_paths(calibration: Calibration, seed: int = 0) -> Calibration:
+    """The same calibration with random traces by path tokens."""
+    assert calibration.steps is not None
+    rng, left = np.random.default_rng(seed), (calibration.ranks != NONE).sum(1)[:, None]
+    accepted = np.minimum(np.cumsum(rng.random((calibration.positions, len(STEP_SIZES))) < 0.3, axis=1), left)
+    expected = (1 + np.sort(rng.random(accepted.shape) * 3, axis=1)).astype(np.float32)
+    more = {"path_accepted": accepted.astype(np.int8), "path_expected": expected}
+    return dataclasses.replace(calibration, steps=dataclasses.replace(calibration.steps, **more))
+
+
+def profile_of(seconds: dict[int, float], **provenance: str) -> LatencyProfile:
     """One batch and context."""
-    return LatencyProfile.from_points(LatencyPoint(n, 1, 512, s, s, s) for n, s in seconds.items())
+    return LatencyProfile.from_points((LatencyPoint(n, 1, 512, s, s, s) for n, s in seconds.items()), provenance)
 
 
 def naive(policy: TreePolicy, calibration: Calibration) -> tuple[list[int], list[int]]:
     """Steps of each text and the sizes of all steps, position by position."""
     assert calibration.steps is not None
     steps, sizes = [], []
+    estimates = calibration.steps.path_expected if policy.path_tokens else calibration.steps.expected_tokens
+    assert estimates is not None
     for s in range(calibration.sequences):
         at, count = int(calibration.offsets[s]), 0
         while at < calibration.offsets[s + 1]:
             size, gain = policy.nodes, -np.inf
             for nodes, cost in policy.size_cost:
-                estimated = float(calibration.steps.expected_tokens[at][STEP_SIZES.index(nodes)]) - cost
+                estimated = float(estimates[at][STEP_SIZES.index(nodes)]) - cost
                 if estimated > gain:
                     size, gain = nodes, estimated
             accepted = 0
-            while (
+            if calibration.steps.path_accepted is not None and policy.path_tokens:
+                accepted = int(calibration.steps.path_accepted[at][STEP_SIZES.index(size)])
+            while not policy.path_tokens and (
                 accepted < min(policy.depth, calibration.num_heads) and calibration.steps.node_rank[at, accepted] < size
             ):
                 accepted += 1

@@ -13,6 +13,7 @@ from helpers import make_calibration, random_calibration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from looped import looped
+from per_step_traces import with_paths
 from refusals import refusal_of
 
 from treeopt.calibration import Calibration, Provenance
@@ -329,6 +330,19 @@ def test_merge_with_and_without_steps_is_refused() -> None:
         assert caught.value.code is Code.CALIBRATION_MISMATCH
         assert "--kind" in caught.value.fix
     assert bare.merge(bare).steps is None
+
+
+def test_traces_by_path_tokens_go_with_their_sequences() -> None:
+    """They are selected and merged like the others; of some texts alone they are refused."""
+    whole = with_paths(with_steps(1))
+    joined = functools.reduce(Calibration.merge, [whole.select([s]) for s in range(whole.sequences)][::-1])
+    assert joined.steps is not None
+    assert whole.steps is not None
+    for name in ("path_accepted", "path_expected"):
+        np.testing.assert_array_equal(getattr(joined.steps, name), getattr(whole.steps, name))
+    error = refusal_of(whole.select([0]).merge, with_steps(1).select([1]))
+    assert error.code is Code.CALIBRATION_MISMATCH
+    assert "per-step trees" in error.what
 
 
 def test_merge_with_no_texts_keeps_the_steps() -> None:

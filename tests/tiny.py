@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
+from conftest import ROOT_FOLDER
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -87,6 +90,15 @@ TREE_FAMILIES = tuple(family for family in FAMILIES if family not in ("mpt", "gp
 def but_slow(values: Iterable[Any], *quick: Any) -> list[Any]:
     """Values of a parametrized test, of which `make test` runs the `quick` ones, and `make test-slow` the others."""
     return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+@functools.cache
+def family(name: str, seed: int = 0) -> Base:
+    """A tiny random model of a family of bench/tiny_families.py, such as one with a recurrent state."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT_FOLDER / "bench"))
+        made: Any = importlib.import_module("tiny_families")
+    return Base(made.tiny_model(name, seed=seed, attention="eager"), None, name)
 
 
 def tiny_base(family: str, seed: int = 0, **config: Any) -> Base:

@@ -169,7 +169,8 @@ class Calibration:
             side |= {"levels": record.num_heads, "ranks": record.top_k}
             side |= {f"settings {name}": value for name, value in measured.items()}
             if self.sequences and other.sequences:
-                side[_STEPS] = "not traced" if record.steps is None else "traced"
+                by_paths = record.steps is not None and record.steps.path_accepted is not None
+                side[_STEPS] = "not traced" if record.steps is None else f"traced{' by path tokens' * by_paths}"
                 side[_TARGET] = "not traced" if record.target is None else f"of {record.target.ranks} candidates"
         keys = list(dict.fromkeys(key for side in sides for key in side))
         differing = [key for key in keys if sides[0].get(key) != sides[1].get(key)]

@@ -10,6 +10,7 @@ HEADS, HEADS_NGRAM, NGRAM = "heads", "heads+ngram", "ngram"
 MODEL, MODEL_NGRAM = "model", "model+ngram"
 KINDS = ("static", "dynamic")  # of trees: one for all steps, or one chosen per step
 NONE, CHAIN = "none", "chain"  # of plans, beside `KINDS`
+NODES, PATH_TOKENS = "nodes", "path tokens"  # units of the sizes of trees: these are leaves * (depth + 1)
 PROFILE_KINDS = (*KINDS, CHAIN)  # of steps that are timed
 AUTO = "auto"  # a batch size
 AUTO_BATCH = 64  # prompts in a forward that `--batch-size auto` begins with

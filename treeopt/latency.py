@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.defaults import KINDS
+from treeopt.defaults import KINDS, PATH_TOKENS
 from treeopt.errors import Code, TreeoptError, counted
 
 _FIX = "measure it: treeopt profile --sizes ... --context ... --batch-size ..."
@@ -27,7 +27,7 @@ class LatencyPoint:
     the cache. The step of `ONE_NODE` runs no heads, because the root alone needs none; overheads refer to it.
 
     Args:
-        nodes: N, at least 1.
+        nodes: N, at least 1; the path tokens, where the profile is of these.
         batch: texts decoded together, at least 1.
         context: tokens in the cache before the step, at least 1.
         seconds: the median; above 0.
@@ -71,7 +71,7 @@ class LatencyProfile:
 
     Args:
         points: at least one, sorted by (batch, context, nodes), each size once; `from_points` sorts.
-        provenance: how the seconds were measured: made_by, model, heads, kind, drafter, device, dtype, threads,
+        provenance: how the seconds were measured: made_by, model, heads, kind, unit, drafter, device, dtype, threads,
             attention, repeats, versions; empty where they were not.
 
     Raises:
@@ -105,6 +105,11 @@ class LatencyProfile:
             return None
         found: str = self.provenance.get("kind") or KINDS[bool(self.provenance.get("drafter"))]
         return found
+
+    @property
+    def path_tokens(self) -> bool:
+        """Whether sizes are path tokens, of a model that verifies the paths of a tree as a batch."""
+        return self.provenance.get("unit") == PATH_TOKENS
 
     @property
     def drafter(self) -> str | None:

@@ -46,11 +46,16 @@ class StepTraces(ArrayRows):
             `NONE` past the end of the text.
         expected_tokens: float32 [P, len(STEP_SIZES)], estimated tokens of a step whose tree has that many nodes.
         confidence: float16 [P, H], estimated probability of the token of rank 0.
+        path_accepted: int8 [P, len(STEP_SIZES)], accepted drafts of a step whose tree has at most that many path
+            tokens, leaves * (depth + 1). None where the base verifies trees by a mask, as `path_expected`.
+        path_expected: float32 [P, len(STEP_SIZES)], estimated tokens of that step.
     """
 
     node_rank: Ranks
     expected_tokens: NDArray[np.float32]
     confidence: NDArray[np.float16]
+    path_accepted: NDArray[np.int8] | None = None
+    path_expected: NDArray[np.float32] | None = None
 
     def fault(self, ranks: Ranks) -> str:
         """What makes this no trace beside these ranks; empty where nothing does."""
@@ -59,9 +64,11 @@ class StepTraces(ArrayRows):
             "confidence": ranks.shape,
             "expected_tokens": (len(ranks), len(STEP_SIZES)),
         }
+        if self.path_accepted is not None or self.path_expected is not None:
+            shapes |= dict.fromkeys(("path_accepted", "path_expected"), shapes["expected_tokens"])
         for name, shape in shapes.items():
-            if getattr(self, name).shape != shape:
-                return f"{name} are {list(getattr(self, name).shape)}, not {list(shape)}"
+            if (found := np.shape(getattr(self, name))) != shape:
+                return f"{name} are {list(found)}, not {list(shape)}"
         none = "node_rank is not uint8 with NONE exactly past the end of a text"
         if self.node_rank.dtype != np.uint8:
             return none
@@ -71,8 +78,15 @@ class StepTraces(ArrayRows):
                 return none
             if np.any(part.node_rank[:, 1:] < part.node_rank[:, :-1]):
                 return "a path precedes its own prefix in a per-step tree"
-            if not (np.isfinite(part.expected_tokens).all() and np.isfinite(part.confidence).all()):
+            estimates = part.expected_tokens, part.confidence, part.path_expected
+            if not all(np.isfinite(one).all() for one in estimates if one is not None):
                 return "an estimate is not finite"
+            left = (ranks[rows] != NONE).sum(1)[:, None]
+            accepted = part.path_accepted
+            if accepted is not None and not (
+                accepted.dtype == np.int8 and ((accepted >= 0) & (accepted <= left)).all()
+            ):
+                return "path_accepted is not int8 from 0 to the drafts that a text has left"
         return ""
 
 

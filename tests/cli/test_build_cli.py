@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from helpers import make_calibration, random_calibration, stretches
 from looped import looped
+from per_step_traces import traced, with_paths
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
@@ -19,8 +20,9 @@ from treeopt.cli.console import Console
 from treeopt.engines import ENGINES
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
-from treeopt.files.trees import load_tree
+from treeopt.files.trees import load_plan, load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.per_step import build_policy
 from treeopt.optimize.select_method import Fitter, candidates
 from treeopt.optimize.tree_builder import build_tree, tree_limits
 
@@ -184,10 +186,24 @@ def test_path_tokens_are_a_budget() -> None:
     treeopt("reproduce", "t.yaml")
 
 
+def test_path_tokens_of_per_step_trees() -> None:
+    """The policy is that of the library, and its file and `show` name the unit; E220 without their traces."""
+    made = with_paths(traced(3))
+    save_calibration(made, "calibration.safetensors")
+    line = ["build", "--kind", "dynamic", "--path-tokens", "24", "--force"]
+    assert "at most 24 path tokens" in treeopt(*line).stdout
+    assert load_plan("tree.yaml") == build_policy(made, 24, path_tokens=True)
+    assert "path_tokens: 24\n" in Path("tree.yaml").read_text()
+    assert treeopt_json("show", "tree.yaml")["unit"] == "path tokens"
+    assert "24 path tokens" in treeopt("show", "tree.yaml").stdout
+    save_calibration(traced(3), "calibration.safetensors", overwrite=True)
+    assert error_number(treeopt(*line, status=3)) == "E220"
+
+
 def test_path_tokens_go_with_neither_nodes_nor_engines() -> None:
-    """One budget at a time, of static trees, for no engine: those verify nodes."""
+    """One budget at a time, for no engine: those verify nodes."""
     save_calibration(random_calibration(5), "calibration.safetensors")
-    for more in (["--nodes", "8"], ["--for", "medusa"], ["--kind", "dynamic"], ["--nodes", "auto"]):
+    for more in (["--nodes", "8"], ["--for", "medusa"], ["--nodes", "auto"]):
         treeopt("build", "--path-tokens", "16", *more, status=2)
     assert "leaves x (depth + 1), 152 without padding" in treeopt("show", "mc_sim_7b_63").stdout
     assert treeopt_json("show", "mc_sim_7b_63")["path_tokens"] == 210

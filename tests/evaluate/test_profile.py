@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from drafters import quick_drafter
-from tiny import TREE_FAMILIES, VOCAB, cycle, cycle_base, random_heads, tiny_base
+from tiny import TREE_FAMILIES, VOCAB, cycle, cycle_base, family, random_heads, tiny_base
 from torch import Tensor
 
 from treeopt.decode.decoder import Rows, TreeDecoder
@@ -26,6 +26,7 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.models.tensors import fingerprint
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
+from treeopt.verify.paths import PathForward
 
 CONTEXT = 20
 
@@ -263,6 +264,32 @@ def test_chains_of_the_levels_that_there_are(base: Base, monkeypatch: pytest.Mon
     found = measure_profile(base, random_heads(base, 3), nodes=(2, 4, 9), contexts=(8,), repeats=1, kind="chain")
     assert ([point.nodes for point in found.points], found.kind) == ([1, 2, 4], "chain")
     assert plans == [Tree.chain(drafts) for drafts in (0, 1, 3)]
+
+
+def test_steps_of_a_recurrent_model_are_by_path_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes are path tokens of the best trees of each, and accepted tokens are replayed by the steps that are timed."""
+    recurrent = family("qwen3_5_text")
+    options: dict[str, Any] = {"nodes": (2, 7, 12), "contexts": (8,), "repeats": 1}
+    run, widths = PathForward.run, []
+
+    def noted(forward: PathForward, ids: Tensor, *given: Any) -> Any:
+        widths.append(ids.shape[1])
+        return run(forward, ids, *given)
+
+    monkeypatch.setattr(PathForward, "run", noted)
+    monkeypatch.setattr(PathForward, "fixed", 1e9)  # nothing is committed
+    found = measure_profile(recurrent, random_heads(recurrent, 3), **options)
+    assert found.path_tokens
+    sizes = [point.nodes for point in found.points]
+    assert sizes == sorted(set(sizes))
+    assert sizes[0] == 1
+    assert set(sizes) <= {leaves * (depth + 1) for leaves in range(1, 7) for depth in range(4)}
+    assert max(widths) > 8  # the prompt, or more replayed tokens than a tree is deep
+    per_step = measure_profile(recurrent, None, **options, kind="dynamic")
+    assert [point.nodes for point in per_step.points] == [1, 2, 6, 12]  # those that are traced
+    chains = measure_profile(recurrent, random_heads(recurrent, 3), **options, kind="chain")
+    assert ([point.nodes for point in chains.points], chains.path_tokens) == ([1, 2], True)
+    assert not measure_profile(tiny_base("llama"), None, nodes=(2,), contexts=(8,), repeats=1).path_tokens
 
 
 def test_context_must_leave_room_for_the_tree(base: Base) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration, without_checksum
 from looped import looped
+from per_step_traces import traced as traced_steps
+from per_step_traces import with_paths
 from refusals import refusal_of
 from sampled_traces import sampled
 
@@ -105,6 +107,18 @@ def test_round_trip_of_target_probabilities(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded.target.probability, made.target.probability)
         assert loaded.target.probability.dtype == np.float16
         np.testing.assert_array_equal(loaded.target.places, made.target.places)
+
+
+def test_round_trip_of_traces_by_path_tokens(tmp_path: Path) -> None:
+    """They come back with the others; files without them have none."""
+    for made in (with_paths(traced_steps(1)), traced_steps(1)):
+        save_calibration(made, tmp_path / "file", overwrite=True)
+        found = load_calibration(tmp_path / "file").steps
+        assert found is not None
+        assert made.steps is not None
+        for name, array in vars(made.steps).items():
+            assert (getattr(found, name) is None) == (array is None)
+            np.testing.assert_array_equal(getattr(found, name), array)
 
 
 def test_round_trip_without_text(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -30,7 +31,10 @@ COSTED = TreePolicy(
 )
 
 
-@looped("policy", [FIXED, COSTED])
+PATHS = dataclasses.replace(COSTED, path_tokens=True)
+
+
+@looped("policy", [FIXED, COSTED, PATHS, TreePolicy(24, 3, DRAFTER.id, path_tokens=True)])
 def test_round_trip(tmp_path: Path, policy: TreePolicy) -> None:
     """All of it comes back, and is written again to the byte."""
     save_policy(policy, tmp_path / "p.yaml")
@@ -39,6 +43,17 @@ def test_round_trip(tmp_path: Path, policy: TreePolicy) -> None:
     assert (found, found.expected, found.source) == (policy, policy.expected, policy.source)
     save_policy(found, tmp_path / "again.yaml")
     assert (tmp_path / "again.yaml").read_bytes() == (tmp_path / "p.yaml").read_bytes()
+
+
+@looped("line", ["", "nodes: 8\npath_tokens: 8", "path_tokens: 7"])
+def test_a_policy_has_one_size(tmp_path: Path, line: str) -> None:
+    """Nodes or path tokens, and of these only the sizes that are traced: E203 with the line's place."""
+    text = policy_yaml(PATHS)
+    assert text.count("path_tokens: 8") == 1
+    (tmp_path / "p.yaml").write_text(text.replace("path_tokens: 8", line))
+    error = refusal_of(load_plan, tmp_path / "p.yaml")
+    assert error.code is Code.FILE_INVALID
+    assert "nodes" in error.at
 
 
 def test_names_of_0_x_are_read(tmp_path: Path) -> None:

@@ -134,7 +134,6 @@ def run(console: Console, **options: Any) -> None:
     _check_profile(options)
     if options["path_tokens"] is not None:
         check_belongs(("nodes", "engine"), "a budget of nodes, not --path-tokens", holds=False)
-        check_belongs(("path_tokens",), "--kind static", holds=options["kind"] == KINDS[0])
     if options["kind"] == KINDS[0]:
         _run_static(console, options)
     else:
@@ -281,7 +280,8 @@ def _policy(console: Console, options: dict[str, Any], calibration: Calibration)
     from treeopt.optimize.per_step import build_policy, fastest_policy, policy_budget
 
     if not options["profile"]:
-        return build_policy(calibration, options["nodes"]), True
+        by_paths = options["path_tokens"] is not None
+        return build_policy(calibration, options["path_tokens"] or options["nodes"], path_tokens=by_paths), True
     profile = load_profile(options["profile"][0])
     console.warn(*profile_for_others(profile, calibration))
     where = {"batch": options["batch"], "context": options["context"]}

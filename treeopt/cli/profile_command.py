@@ -17,7 +17,9 @@ from treeopt.cli.numbers import numbers_option
 from treeopt.cli.options import check_outputs, compile_option, dtypes_of, force_option, load_models, model_options
 from treeopt.defaults import (
     CHAIN,
+    NODES,
     ONE_NODE,
+    PATH_TOKENS,
     PROFILE_CONTEXT,
     PROFILE_FILE,
     PROFILE_KINDS,
@@ -154,7 +156,7 @@ def _compared(profiles: Sequence[LatencyProfile]) -> Iterator[Part]:
 def _parts(profile: LatencyProfile) -> Iterator[Part]:
     ones = {(point.batch, point.context): point.seconds for point in profile.points if point.nodes == ONE_NODE}
     columns = (
-        Column("nodes", "nodes"),
+        Column(PATH_TOKENS if profile.path_tokens else NODES, "nodes", key="nodes"),
         Column("batch", "batch"),
         Column("context", "context"),
         Column("ms per step", "seconds", lambda seconds: f"{seconds * 1e3:.3f}"),

@@ -71,9 +71,10 @@ class Expansion(NamedTuple):
 class SizeLimits:
     """The trees that `ProposerSession.grow` may choose: a step takes the size with the most estimated tokens - cost."""
 
-    sizes: tuple[int, ...]  # nodes, the root counted, ascending
+    sizes: tuple[int, ...]  # nodes, the root counted, or path tokens; ascending
     cost: tuple[float, ...]  # of a step of each size, in tokens
     depth: int  # the maximum
+    path_tokens: bool = False  # whether sizes are budgets of path tokens
 
 
 @runtime_checkable
@@ -128,7 +129,10 @@ class ProposerSession(ABC):
         """
 
     def grow(self, roots: Tensor, states: Tensor, limits: SizeLimits) -> Drafts:
-        """Begin a step, and choose for each row the tree of its likeliest nodes; all rows have the largest size."""
+        """Begin a step, and choose for each row the tree of its likeliest nodes; all rows have the largest size.
+
+        Of path tokens each row has its best tree, by `kernel.paths`.
+        """
         raise static_only(self.name, "chosen per step")
 
     def expand(self, nodes: int, depth: int) -> Expansion:

@@ -77,7 +77,8 @@ class PerStepTrees:
         self.proposer = proposer.by_probability if isinstance(proposer, HeadsProposer) else proposer
         self.nodes, self.window = policy.nodes, proposer.window
         self.depth = min(policy.depth, proposer.depth)
-        self._limits = SizeLimits(policy.sizes, tuple(cost for _, cost in policy.size_cost), self.depth)
+        cost = tuple(cost for _, cost in policy.size_cost)
+        self._limits = SizeLimits(policy.sizes, cost, self.depth, policy.path_tokens)
 
     def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
         return self.proposer.start(texts, self.depth)

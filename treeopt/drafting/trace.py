@@ -6,6 +6,7 @@ true tokens. The candidates come from the same code as in decoding, so replay is
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +24,13 @@ from treeopt.models.logits import rows_at_once
 from treeopt.texts.answers import answer_logits, hidden_states
 from treeopt.texts.encode import Text
 from treeopt.traces import MISS, NONE, TARGET_RANKS, Ranks, StepTraces, TargetTraces
+from treeopt.verify.probe import verifies_paths
 
 BASE = "base"  # the source of the root of every step, which is the base model's own token
 _PLACES = 253  # indices in a per-step tree that are stored; larger ones are misses
 _ENDED = -5  # beyond the end of a text; differs from every token and from the padding of drafters
 Arrays = Mapping[str, NDArray[Any]]
-_STEPS = ("node_rank", "expected_tokens", "confidence")
+_STEPS = tuple(field.name for field in dataclasses.fields(StepTraces))
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class TextTraces:
     @classmethod
     def of(cls, arrays: Arrays) -> TextTraces:
         """The traces in arrays by the names of their fields."""
-        steps = StepTraces(*(arrays[name] for name in _STEPS)) if _STEPS[0] in arrays else None
+        found = {name: arrays[name] for name in _STEPS if name in arrays}
+        steps = StepTraces(**found) if found else None
         target = TargetTraces(arrays["probability"], arrays.get("places")) if "probability" in arrays else None
         return cls(arrays["ranks"], steps, target)
 
@@ -81,17 +84,18 @@ def trace_texts(
 
     Row i of a text is the step in which token g[i] of its answer is the root. Column h-1 is the rank of g[i+h] at level
     h: `MISS` where it is `top_k` or more or the token is not a candidate, `NONE` past the end of the text. Texts in a
-    row with the same proposer are traced together, per-step trees to a depth of `step_depth`. E504 where states or
-    scores are not finite.
+    row with the same proposer are traced together, per-step trees to a depth of `step_depth`; by path tokens too where
+    the base verifies paths. E504 where states or scores are not finite.
     """
     states = hidden_states(base, texts)
     traced: list[TextTraces] = []
     count = 0 if target is None else target.count
+    path_tokens = step_depth > 0 and verifies_paths(base)
     for _, group in itertools.groupby(range(len(texts)), key=lambda i: id(proposers[i])):
         numbers = list(group)
         run = slice(numbers[0], numbers[-1] + 1)
         found = [
-            _trace(session, true, top_k, step_depth, count)
+            _trace(session, true, top_k, step_depth, count, path_tokens)
             for session, true in positions_of(proposers[run.start], texts[run], states[run])
         ]
         whole = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
@@ -139,7 +143,7 @@ def _true(text: Text, depth: int) -> Ints:
     return np.lib.stride_tricks.sliding_window_view(tokens, depth + 1)[:, 1:]
 
 
-def _trace(session: ProposerSession, true: Ints, top_k: int, step_depth: int, count: int) -> Arrays:
+def _trace(session: ProposerSession, true: Ints, top_k: int, step_depth: int, count: int, path_tokens: bool) -> Arrays:
     """The arrays of traces of these positions by name, with `count` candidates of each level."""
     rank, confidence = session.trace(true, confidence=bool(step_depth))
     found: dict[str, NDArray[Any]] = {
@@ -153,6 +157,12 @@ def _trace(session: ProposerSession, true: Ints, top_k: int, step_depth: int, co
         found["node_rank"] = np.where(true < 0, NONE, _stored(nodes, tree)).astype(np.uint8)
         found["expected_tokens"] = expected_tokens(tree.log_probability)
         found["confidence"] = np.exp(confidence).astype(np.float16)
+        if path_tokens:
+            # Imported here as it imports numba, which takes half a second.
+            from treeopt.drafting.kernel.paths import accepted_paths, path_trees
+
+            trees = path_trees(tree, np.array(STEP_SIZES), min(step_depth, true.shape[1]))
+            found["path_accepted"], found["path_expected"] = accepted_paths(trees, nodes), trees.expected
         if count:
             found["places"] = _stored(child_ranks(tree, nodes, count), tree).astype(np.uint8)
     return found

@@ -52,7 +52,7 @@ from treeopt.evaluate.comparison import (
 )
 from treeopt.evaluate.divergence import ENDED, first_difference
 from treeopt.evaluate.learn_drafter import figures_of, plans_of, timed
-from treeopt.evaluate.profile import AcceptDeepest
+from treeopt.evaluate.profile import timed_rule
 from treeopt.evaluate.runs import Runs, decode_all, made_by
 from treeopt.files.trees import load_tree, plan_id
 from treeopt.models.base import Base
@@ -251,7 +251,7 @@ def _fastest_plan(job: Material, name: str, run: CalibrationRun, drafter: Drafte
     """The drafter's plan with the most tokens per second by timed steps; None where no tree drafts."""
     with_draft = drafter is not None and bool(drafter.draft)
     plans = plans_of(run.calibration, job.options.sizes, with_draft=with_draft)
-    decoders = [job.decoder(plan, drafter, AcceptDeepest()) for plan in plans]
+    decoders = [job.decoder(plan, drafter, timed_rule(job.base)) for plan in plans]
     # One of several processes times the steps for all: each of them must decode the same trees.
     [seconds] = job.options.division.each(
         "timing", range(1), lambda _: timed([decoders], run.texts, job.noted(name))[0]

@@ -19,7 +19,7 @@ from treeopt.defaults import KINDS, LEARN_SIZES, ONE_NODE, STEP_SIZES
 from treeopt.drafter import PLAN, Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.errors import check_choice, check_counts, counted, memory_as_error
-from treeopt.evaluate.profile import AcceptDeepest, TimedStep, prefilled
+from treeopt.evaluate.profile import TimedStep, prefilled, timed_rule, timed_tokens
 from treeopt.facts import Column, Fact, Part, Table, milliseconds, picked
 from treeopt.models.base import DTYPES, Base
 from treeopt.models.compatibility import heads_like
@@ -30,7 +30,7 @@ from treeopt.optimize.build_report import reliability_text
 from treeopt.optimize.chains import ChainPrediction, chain_parts, predict_chains, sampled_acceptance
 from treeopt.optimize.per_step import build_policy
 from treeopt.optimize.select_method import FOLDS
-from treeopt.optimize.tree_builder import build_tree
+from treeopt.optimize.tree_builder import budget_of, build_tree
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Text
@@ -91,15 +91,20 @@ def fastest_of(figures: Sequence[PlanFigures]) -> PlanFigures:
 
 
 def plans_of(calibration: Calibration, sizes: Sequence[int], *, with_draft: bool) -> list[Plan]:
-    """None, then of each size the best tree, with a draft model also of limited depths, and a policy; no tree twice."""
+    """None, then of each size the best tree, with a draft model also of limited depths, and a policy; no tree twice.
+
+    Sizes are path tokens where per-step trees were traced by these.
+    """
+    by_paths = calibration.steps is not None and calibration.steps.path_accepted is not None
     plans: list[Plan] = [build_tree(calibration, ONE_NODE)]
     limits = [*(depth for depth in _DEPTHS if with_draft and depth < calibration.num_heads), None]
     for size in sorted({*sizes} - {ONE_NODE}):
-        for tree in (build_tree(calibration, size, max_depth=limit) for limit in limits):
+        budget = budget_of(size, path_tokens=by_paths)
+        for tree in (build_tree(calibration, **budget, max_depth=limit) for limit in limits):
             if tree not in plans:
                 plans.append(tree)
         if calibration.steps is not None:
-            plans.append(build_policy(calibration, size))
+            plans.append(build_policy(calibration, size, path_tokens=by_paths))
     return plans
 
 
@@ -116,7 +121,7 @@ def figures_of(plans: Sequence[Plan], seconds: Sequence[float], base: Base) -> t
 def timed(groups: Sequence[Sequence[TreeDecoder]], texts: Sequence[Text], progress: Progress) -> list[list[float]]:
     """Seconds of a step of each decoder, which all take turns at the end of the text of median length.
 
-    The decoders of a group have one base and `AcceptDeepest` as their rule. A step takes the shortest of several
+    The decoders of a group have one base and its `timed_rule`. A step takes the shortest of several
     rounds: what else runs on the machine can only lengthen it.
     """
     text = sorted(([*text.prompt, *text.answer] for text in texts), key=len)[len(texts) // 2]
@@ -133,9 +138,10 @@ def timed(groups: Sequence[Sequence[TreeDecoder]], texts: Sequence[Text], progre
 
 def _steps_after(text: Sequence[int], decoders: Sequence[TreeDecoder]) -> list[TimedStep]:
     """The steps of the decoders of one base after a text, or after its last tokens that leave room for a step."""
-    base, depth = decoders[0].base, max(decoder.trees.depth for decoder in decoders) + 1
-    prompts = torch.tensor([text[-max(1, base.context - depth) :]], device=base.device)
-    pairs = zip(decoders, prefilled(decoders, prompts, depth), strict=True)
+    base = decoders[0].base
+    more = timed_tokens(base, max(decoder.trees.depth for decoder in decoders))
+    prompts = torch.tensor([text[-max(1, base.context - more) :]], device=base.device)
+    pairs = zip(decoders, prefilled(decoders, prompts, more), strict=True)
     return [TimedStep(decoder, cached, prompts) for decoder, cached in pairs]
 
 
@@ -283,7 +289,7 @@ def learn_drafter(
         if with_compiled:
             bases += [dataclasses.replace(one, compile=True) for one in bases]
         groups = [_decoders(one, loaded, plans, run.learned.drafter, draft) for one in bases]
-        alone = [[TreeDecoder(draft, None, Tree(()), acceptance=AcceptDeepest())]] if draft else []
+        alone = [[TreeDecoder(draft, None, Tree(()), acceptance=timed_rule(draft))]] if draft else []
         seconds = timed([*groups, *alone], run.texts, progress)
     pairs = zip(groups, seconds, strict=False)
     figures = [one for group, spent in pairs for one in figures_of(plans, spent, group[0].base)]
@@ -300,7 +306,7 @@ def _decoders(
     base: Base, loaded: LoadedHeads | None, plans: Sequence[Plan], drafter: Drafter, draft: Base | None
 ) -> list[TreeDecoder]:
     used = None if loaded is None else heads_like(base, loaded.heads)
-    options: dict[str, Any] = {"drafter": drafter, "draft": draft, "acceptance": AcceptDeepest(), "probe": False}
+    options: dict[str, Any] = {"drafter": drafter, "draft": draft, "acceptance": timed_rule(base), "probe": False}
     return [TreeDecoder(base, used, plan, **options) for plan in plans]
 
 

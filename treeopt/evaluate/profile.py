@@ -4,6 +4,9 @@ All sizes take turns in every round of `TreeDecoder.step`, so that changes in th
 size's seconds in a round are the shortest of three successive steps, after one that is not counted: right after the
 step of a large tree the processor's caches contain other data. Where the drafter reads the text, each round is one
 token further in a text of the model, and the last round has the context that is measured.
+
+Where the paths of a tree are verified as a batch, sizes are path tokens, and a step is the mean of several in a row
+that accept one draft each: what is replayed and committed differs from step to step.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from treeopt.defaults import (
     HEADS,
     KINDS,
     ONE_NODE,
+    PATH_TOKENS,
     PROFILE_CONTEXT,
     PROFILE_KINDS,
     PROFILE_NODES,
@@ -43,11 +47,12 @@ from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_h
 from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.grow import Growth, grow
+from treeopt.optimize.grow_paths import grow_paths
 from treeopt.optimize.values import IndependentValues
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Meter, Progress, silent
 from treeopt.tree import Tree
-from treeopt.verify.probe import check_trees
+from treeopt.verify.probe import check_trees, verifies_paths
 from treeopt.version import VERSION
 
 MOST_NODES = 16_384  # of a timed step; its mask takes 1 GB in float32
@@ -60,6 +65,7 @@ _SAMPLE_TOKENS = 256  # of each; they fill `treeopt.drafter.WINDOW` together
 _TEMPERATURE = 0.7  # of text that drafters are learned from
 _QUARTILES = (0.25, 0.5, 0.75)
 _DIGITS = 9  # decimals of a second: the clock counts nanoseconds
+_PATH_STEPS = 8  # steps in a row on the route of paths
 _TIMED = 3  # successive steps of one size, after one that fills the processor's caches
 
 
@@ -142,9 +148,9 @@ def measure_profile(
     draft = as_draft(chosen.draft, base)
     if drafter is not None:
         check_drafter(drafter, base, used, draft)
+    check_trees(base)
     record, trees, depth = _generic(base, used, drafter, chosen)
     pairs = list(itertools.product(chosen.batches, _contexts(chosen.contexts, depth, base)))
-    check_trees(base)
     decoders = [_decoder(base, used, tree, record, chosen.kind, draft) for tree in trees]
     points: list[LatencyPoint] = []
     meter = Meter(progress)
@@ -158,9 +164,14 @@ def measure_profile(
 
 
 def generic_growth(nodes: int, levels: int, ranks: int) -> Growth:
-    """Growth of a tree with the shape of measured ones: accuracies fall by depth and by rank."""
-    depth, rank = np.arange(levels)[:, None], np.arange(min(ranks, nodes))[None, :]
-    return grow(IndependentValues(_FIRST * _BY_DEPTH**depth / (1.0 + rank) ** _BY_RANK), nodes)
+    """Growth of a tree with the shape of measured ones."""
+    return grow(generic_values(levels, min(ranks, nodes)), nodes)
+
+
+def generic_values(levels: int, ranks: int) -> IndependentValues:
+    """Accuracies that fall by depth and by rank, as measured ones."""
+    depth, rank = np.arange(levels)[:, None], np.arange(ranks)[None, :]
+    return IndependentValues(_FIRST * _BY_DEPTH**depth / (1.0 + rank) ** _BY_RANK)
 
 
 def _generic(
@@ -174,7 +185,9 @@ def _generic(
         record = Drafter.heads_only(heads.num_heads, min(UNTRAINED_TOP, base.vocab_size))
     if dynamic:
         nodes = [min(size, STEP_SIZES[-1]) for size in nodes]
-    trees = _trees(base, heads, nodes, record, chains=options.kind == CHAIN)
+        if verifies_paths(base):
+            nodes = [max(known for known in STEP_SIZES if known <= size) for size in nodes]
+    trees = _trees(base, heads, nodes, record, options.kind)
     per_step = dynamic and record is not None and trees[-1].nodes > ONE_NODE
     return record, trees, record.depth if per_step and record else trees[-1].depth
 
@@ -189,8 +202,8 @@ def _decoder(
     if record is not None:
         plan = dataclasses.replace(tree, drafter=record.id)
         if kind == KINDS[1]:  # a policy has fewer nodes than a tree may have
-            plan = TreePolicy(tree.nodes, record.depth, record.id)
-    return TreeDecoder(base, heads, plan, drafter=record, draft=draft, acceptance=AcceptDeepest(), probe=False)
+            plan = TreePolicy(tree.nodes, record.depth, record.id, path_tokens=verifies_paths(base))
+    return TreeDecoder(base, heads, plan, drafter=record, draft=draft, acceptance=timed_rule(base), probe=False)
 
 
 def _check_numbers(**given: Sequence[int]) -> None:
@@ -206,9 +219,12 @@ def _check_numbers(**given: Sequence[int]) -> None:
 
 
 def _trees(
-    base: Base, heads: MedusaHeads | None, nodes: Sequence[int], record: Drafter | None, *, chains: bool = False
+    base: Base, heads: MedusaHeads | None, nodes: Sequence[int], record: Drafter | None, kind: str
 ) -> list[Tree]:
-    """The generic tree or the chain of each size, ascending, the one-node tree first; each contains those before."""
+    """The generic tree or the chain of each size, ascending, the one-node tree first.
+
+    Of nodes each contains those before. Of path tokens a size that no tree has is replaced by the next smaller one.
+    """
     sizes = sorted({ONE_NODE, *nodes})
     if sizes[-1] > MOST_NODES:
         what = f"a step of {sizes[-1]} nodes is not timed: its mask alone has {sizes[-1]}^2 numbers"
@@ -216,8 +232,12 @@ def _trees(
     levels, ranks = 0 if heads is None else heads.num_heads, base.vocab_size
     if record is not None:
         levels, ranks = record.depth, num_candidates(record, base.vocab_size)
-    if chains:
+    if kind == CHAIN:
         return [Tree.chain(size - 1) for size in sizes if size <= levels + 1]
+    if kind == KINDS[0] and verifies_paths(base):
+        values = generic_values(levels, min(ranks, sizes[-1]))
+        trees = [grow_paths(values, size).tree() for size in sizes]
+        return list({tree.path_tokens: tree for tree in trees}.values())
     growth = generic_growth(sizes[-1], levels, ranks)
     largest = len(growth.values) + 1
     if sizes[-1] > largest:
@@ -229,13 +249,13 @@ def _trees(
 
 def _contexts(contexts: Sequence[int] | None, depth: int, base: Base) -> Sequence[int]:
     """The contexts, or the default that fits; E503 where one is empty, or leaves no room for a tree of that depth."""
-    room = base.context - depth - 1
+    room = base.context - timed_tokens(base, depth)
     chosen = (max(1, min(PROFILE_CONTEXT, room)),) if contexts is None else contexts
     for context in chosen:
         if not 1 <= context <= room:
             what = (
-                f"{context} cached tokens, a root and {depth} drafts below it; the context of {base.name} is "
-                f"{base.context} tokens"
+                f"{context} cached tokens and {base.context - room} of timed steps, whose trees are {depth} deep; the "
+                f"context of {base.name} is {base.context} tokens"
             )
             raise TreeoptError(Code.CONTEXT_FULL, what, fix=f"--context from 1 to {room}" if room >= 1 else "")
     return chosen
@@ -252,6 +272,7 @@ def _provenance(
         "heads": "" if loaded is None else loaded.name,
         "heads_id": "" if loaded is None else loaded.fingerprint,
         "kind": options.kind,
+        **({"unit": PATH_TOKENS} if verifies_paths(base) else {}),
         **({} if record is None else {"drafter": record.id}),
         "drafter_name": HEADS if record is None else record.name,
         "device": versions["device"],
@@ -316,8 +337,30 @@ class AcceptDeepest(Greedy):
         return node.fill_(drafts.tokens.shape[1] - 1), root
 
 
+@dataclass(frozen=True)
+class AcceptFirst(Greedy):
+    """Greedy acceptance whose result is replaced by the first draft, as many as a typical step accepts.
+
+    On the route of paths the accepted tokens are replayed by each row of the next step, or committed.
+    """
+
+    def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        node, root = super().accept(drafts, logits, generator)
+        return node.fill_(min(1, drafts.tokens.shape[1] - 1)), root
+
+
+def timed_rule(base: Base) -> AcceptDeepest | AcceptFirst:
+    """The rule of timed steps."""
+    return AcceptFirst() if verifies_paths(base) else AcceptDeepest()
+
+
+def timed_tokens(base: Base, depth: int) -> int:
+    """The tokens by which timed steps of trees of this depth exceed the text."""
+    return depth + 1 + (2 * _PATH_STEPS if verifies_paths(base) else 0)
+
+
 class TimedStep:
-    """A step of a decoder after cached texts, which can be run again and again.
+    """A step of a decoder after cached texts, which can be run again and again; the mean of several by paths.
 
     Prompts int64 [B, T], or as many of their last tokens as it reads, are `cached` by a decoder of the same base whose
     trees are as large and deep, or more: all sizes share one cache.
@@ -333,11 +376,13 @@ class TimedStep:
 
     def seconds(self) -> float:
         """Run the step, and return the rows to the state before it."""
+        steps = _PATH_STEPS if isinstance(self.decoder.acceptance, AcceptFirst) else 1
         begin = now(self.decoder.base)
-        self.decoder.step(self.rows)
+        for _ in range(steps):
+            self.decoder.step(self.rows)
         end = now(self.decoder.base)
         self.rows.rewind(self._start)
-        return end - begin
+        return (end - begin) / steps
 
     @torch.inference_mode()
     def drafting_seconds(self) -> float:
@@ -382,7 +427,7 @@ def timed_rounds(
     moves = window and not base.compile  # compiled steps share no cache that one of them could advance
     begin = max(1, context - rounds + 1) if moves else context
     texts = texts[:, :begin]
-    cached = prefilled(decoders, texts, context - begin + depth + 1)
+    cached = prefilled(decoders, texts, context - begin + timed_tokens(base, depth))
     found = np.zeros((2, rounds, len(decoders)))
     for row in range(rounds):
         length = texts.shape[1]
@@ -402,6 +447,12 @@ def timed_rounds(
     quartiles = np.quantile(spent[quiet], _QUARTILES, axis=0).round(_DIGITS).T.tolist()
     drafted = np.median(alone[quiet], axis=0).round(_DIGITS).tolist()
     return [
-        LatencyPoint(decoder.trees.nodes, batch, context, median, low, high, each or None)
+        LatencyPoint(_size(decoder), batch, context, median, low, high, each or None)
         for decoder, (low, median, high), each in zip(decoders, quartiles, drafted, strict=True)
     ]
+
+
+def _size(decoder: TreeDecoder) -> int:
+    """The size of a decoder's trees, in path tokens on the route of paths; of per-step trees their budget."""
+    tree = decoder.trees.tree
+    return decoder.trees.nodes if tree is None or not verifies_paths(decoder.base) else tree.path_tokens

@@ -19,7 +19,7 @@ from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.traces import StepTraces, TargetTraces
 
 SCHEMA = "treeopt.calibration/1"
-_STEPS = ("node_rank", "expected_tokens", "confidence")  # arrays of per-step trees
+_STEPS = tuple(field.name for field in dataclasses.fields(StepTraces))  # arrays of per-step trees
 _PROBABILITY, _PLACES = "target_probability", "target_places"
 _OLD_NAMES = {"orders": "node_rank", "mass": "expected_tokens"}  # arrays in files written by 0.x
 
@@ -61,7 +61,7 @@ def content_of(
     }
     arrays: dict[str, NDArray[Any]] = {"ranks": calibration.ranks, "offsets": calibration.offsets}
     if calibration.steps is not None:
-        arrays |= {name: getattr(calibration.steps, name) for name in _STEPS}
+        arrays |= {name: array for name, array in vars(calibration.steps).items() if array is not None}
     if calibration.target is not None:
         arrays[_PROBABILITY] = calibration.target.probability
         if calibration.target.places is not None:
@@ -96,9 +96,17 @@ def calibration_from(stored: dict[str, NDArray[Any]], header: Contents, path: st
         token_hashes=header.token_hashes,
         top_k=header.top_k,
         provenance=provenance,
-        steps=StepTraces(**{name: arrays[name] for name in _STEPS}) if set(_STEPS) & arrays.keys() else None,
+        steps=_steps_of(arrays),
         target=TargetTraces(arrays[_PROBABILITY], arrays.get(_PLACES)) if _PROBABILITY in arrays else None,
     )
+
+
+def _steps_of(arrays: dict[str, NDArray[Any]]) -> StepTraces | None:
+    """The traces of per-step trees; KeyError where one of the arrays that all have is missing."""
+    if not set(_STEPS) & arrays.keys():
+        return None
+    always = {name: arrays[name] for name in _STEPS[:3]}
+    return StepTraces(**always, **{name: arrays[name] for name in _STEPS[3:] if name in arrays})
 
 
 def _relative_to(path: str | os.PathLike[str], provenance: dict[str, Any]) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def _renamed(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plan_header(plan: Plan) -> dict[str, Any]:
-    kept = "paths", "values", "nodes", "depth", "size_cost", "expected"
+    kept = "paths", "values", "nodes", "depth", "size_cost", "path_tokens", "expected"
     kind = "static" if isinstance(plan, Tree) else "dynamic"
     return {"kind": kind, **{name: value for name, value in dataclasses.asdict(plan).items() if name in kept}}
 

@@ -59,6 +59,7 @@ class ProvenanceBlock(Schema):
     heads: str | None = None
     heads_id: str | None = None
     kind: Literal["static", "dynamic", "chain"] | None = Field(default=None, description="see LatencyProfile.kind")
+    unit: Literal["path tokens"] | None = Field(default=None, description="of the sizes `nodes`; absent for nodes")
     drafter: str | None = Field(default=None, description="id of the drafter; absent for the guesses of the heads")
     drafter_name: str | None = Field(default=None, description="heads, heads+ngram or ngram")
     device: str | None = None

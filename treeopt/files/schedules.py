@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field
 
 from treeopt.defaults import KINDS
 from treeopt.drafter import Drafter
@@ -19,6 +19,7 @@ from treeopt.files.strict_yaml import Document, Faults, Schema, check, faults_er
 from treeopt.files.trees import (
     DrafterLine,
     PathLine,
+    SizeLines,
     cost_lines,
     drafter_fields,
     drafter_line,
@@ -26,7 +27,9 @@ from treeopt.files.trees import (
     path_lines,
     paths_faults,
     plan_of_document,
+    policy_of,
     schema_of_document,
+    size_line,
 )
 from treeopt.policy import Plan, TreePolicy
 from treeopt.schedule import Planned, Schedule, ScheduledPlan
@@ -49,15 +52,6 @@ class StaticLine(Schema):
     paths: list[PathLine] = Field(min_length=1)
 
 
-class DynamicLine(Schema):
-    """A tree for each step; see `PolicyFile`."""
-
-    kind: Literal["dynamic"]
-    nodes: int
-    depth: int
-    size_cost: tuple[tuple[int, FiniteFloat], ...] = ()
-
-
 class CellLine(Schema):
     """The plan of a batch and a context, by its place in `plans` from 0, with its expected figures."""
 
@@ -78,7 +72,7 @@ class ScheduleFile(Schema):
     drafter: DrafterLine | None = None
     calibration: dict[str, str | int] | None = None
     configuration: dict[str, dict[str, Any]] | None = None
-    plans: list[Annotated[NoneLine | StaticLine | DynamicLine, Field(discriminator="kind")]] = Field(min_length=1)
+    plans: list[Annotated[NoneLine | StaticLine | SizeLines, Field(discriminator="kind")]] = Field(min_length=1)
     cells: list[CellLine] = Field(min_length=1)
 
 
@@ -138,9 +132,9 @@ def _schedule_of(document: Document) -> Schedule:
     raise faults_error(document, SCHEMA, faults)
 
 
-def _plan_of(line: NoneLine | StaticLine | DynamicLine, drafter: str) -> Plan:
-    if isinstance(line, DynamicLine):
-        return TreePolicy(line.nodes, line.depth, drafter, line.size_cost)
+def _plan_of(line: NoneLine | StaticLine | SizeLines, drafter: str) -> Plan:
+    if isinstance(line, SizeLines):
+        return policy_of(line, drafter=drafter)
     lines = line.paths if isinstance(line, StaticLine) else []
     values = [one.value for one in lines if one.value is not None]
     return Tree.from_paths([one.path for one in lines], values or None, drafter=drafter)
@@ -175,7 +169,7 @@ def schedule_yaml(schedule: Schedule, path: str | os.PathLike[str] = "schedule.y
 
 def _plan_lines(plan: Plan) -> Iterator[str]:
     if isinstance(plan, TreePolicy):
-        yield from (f"- kind: {KINDS[1]}", f"  nodes: {plan.nodes}", f"  depth: {plan.depth}")
+        yield from (f"- kind: {KINDS[1]}", f"  {size_line(plan)}", f"  depth: {plan.depth}")
         if plan.size_cost:
             yield from ("  size_cost:", *(f"  {line}" for line in cost_lines(plan)))
     elif plan.paths:

@@ -103,17 +103,23 @@ class PolicyExpectedLine(Schema):
     high: float | None = Field(default=None, ge=0.0)
 
 
-class PolicyFile(Schema):
-    """The format `treeopt.policy/1`. Files written by 0.x have the key `prices` for `size_cost`."""
+class SizeLines(Schema):
+    """The sizes of a policy in a file: `nodes` or `path_tokens`. Files written by 0.x have `prices` for `size_cost`."""
+
+    kind: Literal["dynamic"]
+    nodes: int | None = None
+    path_tokens: int | None = None
+    depth: int
+    size_cost: tuple[tuple[int, FiniteFloat], ...] = Field((), validation_alias=AliasChoices("size_cost", "prices"))
+
+
+class PolicyFile(SizeLines):
+    """The format `treeopt.policy/1`."""
 
     schema_name: Literal["treeopt.policy/1"] = Field(alias="schema")
-    kind: Literal["dynamic"]
     made_by: str | None = None
-    nodes: int
-    depth: int
     expected_tokens_per_step: PolicyExpectedLine | None = None
     drafter: DrafterLine
-    size_cost: tuple[tuple[int, FiniteFloat], ...] = Field((), validation_alias=AliasChoices("size_cost", "prices"))
     calibration: dict[str, str | int] | None = None
     configuration: dict[str, dict[str, Any]] | None = None
 
@@ -244,16 +250,20 @@ def _policy_of(document: Document) -> TreePolicy:
     faults = _figure_faults(line, content.depth)
     if faults:
         raise faults_error(document, POLICY, faults)
+    expected = PolicyExpected(**line.model_dump()) if line else None
     try:
-        return TreePolicy(
-            nodes=content.nodes,
-            depth=content.depth,
-            size_cost=content.size_cost,
-            expected=PolicyExpected(**line.model_dump()) if line else None,
-            **drafter_fields(content.drafter, document.path, source),
-        )
+        return policy_of(content, expected=expected, **drafter_fields(content.drafter, document.path, source))
     except TreeoptError as error:
         raise faults_error(document, POLICY, [(("nodes",), error.what)]) from error
+
+
+def policy_of(line: SizeLines, **fields: Any) -> TreePolicy:
+    """The policy of the sizes in a file and its other fields; E103 where they are none."""
+    sizes = [size for size in (line.nodes, line.path_tokens) if size is not None]
+    if len(sizes) != 1:
+        raise TreeoptError(Code.TREE_INVALID, "not a policy: it has nodes or path_tokens, and not both")
+    by_paths = line.path_tokens is not None
+    return TreePolicy(sizes[0], line.depth, size_cost=line.size_cost, path_tokens=by_paths, **fields)
 
 
 def _figure_faults(expected: Schema | None, depth: int) -> Faults:
@@ -364,22 +374,25 @@ def path_lines(tree: Tree) -> Iterator[str]:
 def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") -> str:
     """The text of a policy file that is to be written to `path`."""
     lines = [
-        f"# at every step the {policy.nodes} most likely nodes, root counted",
+        f"# at every step {policy.chosen}",
         f"schema: {POLICY}",
         "kind: dynamic",
     ]
-    if policy.size_cost:
-        lines[0] = f"# at every step the most likely nodes, at most {policy.nodes}, by estimated tokens and cost"
-    lines += [*entries(policy.source, "made_by"), f"nodes: {policy.nodes}", f"depth: {policy.depth}"]
+    lines += [*entries(policy.source, "made_by"), size_line(policy), f"depth: {policy.depth}"]
     if policy.expected:
         lines += ["# tokens per step = 1 + accepted drafts per step, over the calibration's text"]
         lines += [f"expected_tokens_per_step: {flow_mapping(vars(policy.expected))}"]
     lines.append(drafter_line(policy.drafter, policy.source, path))
     if policy.size_cost:
-        lines += ["# nodes, and the cost of a step of that size in tokens", "size_cost:"]
+        lines += [f"# {policy.unit}, and the cost of a step of that size in tokens", "size_cost:"]
         lines += cost_lines(policy)
     lines += [*entries(policy.source, "calibration"), *stored_lines(policy.source)]
     return "\n".join(lines) + "\n"
+
+
+def size_line(policy: TreePolicy) -> str:
+    """The size of a policy as an entry of a file."""
+    return f"{'path_tokens' if policy.path_tokens else 'nodes'}: {policy.nodes}"
 
 
 def cost_lines(policy: TreePolicy) -> list[str]:

@@ -17,12 +17,12 @@ from treeopt.calibration import Calibration
 from treeopt.defaults import HEADS, KINDS, MAX_NODES, ONE_NODE
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyProfile
-from treeopt.optimize.budget import Budget, fastest, profile_command, step_seconds
+from treeopt.optimize.budget import Budget, fastest, profile_command, size_of, step_seconds
 from treeopt.optimize.build_job import BuildJob, run_job
 from treeopt.optimize.curve import best_size
 from treeopt.optimize.per_step import build_policy, fastest_policy, policy_budget
 from treeopt.optimize.select_method import Fitter, Limits
-from treeopt.optimize.tree_builder import build_tree, check_size, tree_limits
+from treeopt.optimize.tree_builder import budget_of, build_tree, check_size, tree_limits
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
 
@@ -197,12 +197,14 @@ def _static_budget(group: DrafterGroup, profile: LatencyProfile, job: BuildJob, 
     where = (job.batch, job.context)
     alone = step_seconds(profile, ONE_NODE, *where)
     largest = job.nodes or min(profile.largest(*where), MAX_NODES)
-    fitter = Fitter(group.calibration, _limits(group.calibration, job, largest), progress=progress)
+    by_paths = profile.path_tokens and job.nodes is None
+    limits = _limits(group.calibration, job, largest, path_tokens=by_paths)
+    fitter = Fitter(group.calibration, limits, progress=progress)
     if job.nodes is None:
         return best_size(fitter, job.methods, profile, *where).best
     fit = fitter.choose(job.methods)
     tau = (fit.sums or fitter.sums(fit.tree)).tokens_per_step
-    return Budget.of(fit.tree.nodes, tau, step_seconds(profile, fit.tree.nodes, *where), alone)
+    return Budget.of(fit.tree.nodes, tau, step_seconds(profile, size_of(fit.tree, profile), *where), alone)
 
 
 def _policy(group: DrafterGroup, profile: LatencyProfile, job: BuildJob) -> TreePolicy:
@@ -216,12 +218,16 @@ def _plan(best: Candidate, job: BuildJob, progress: Progress) -> Plan:
     assert best.budget is not None
     group = best.group
     if best.kind == KINDS[0]:
-        return run_job(group.calibration, dataclasses.replace(job, nodes=best.budget.nodes), progress=progress).tree
+        size = best.budget.nodes
+        by_paths = group.profiles[best.kind].path_tokens and job.nodes is None and size > ONE_NODE
+        sized = dataclasses.replace(job, **budget_of(size, path_tokens=by_paths))
+        return run_job(group.calibration, sized, progress=progress).tree
     return _policy(group, group.profiles[best.kind], job)
 
 
-def _limits(calibration: Calibration, job: BuildJob, nodes: int) -> Limits:
-    return tree_limits(calibration, nodes, top_k=job.top_k, max_depth=job.max_depth, max_rank=job.max_rank)
+def _limits(calibration: Calibration, job: BuildJob, size: int, *, path_tokens: bool = False) -> Limits:
+    budget = budget_of(size, path_tokens=path_tokens)
+    return tree_limits(calibration, **budget, top_k=job.top_k, max_depth=job.max_depth, max_rank=job.max_rank)
 
 
 def profile_doubts(profiles: Sequence[LatencyProfile], batch: int, context: int | None) -> list[str]:

@@ -22,13 +22,14 @@ from treeopt.errors import Code, TreeoptError, counted
 from treeopt.latency import LatencyProfile, unmeasured
 from treeopt.optimize.trie import Floats
 from treeopt.optimize.values import isotonic
+from treeopt.tree import Tree
 
 LEAST_GAIN = 0.02  # of tokens per second, with which drafting pays
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Expected figures of the best tree of `nodes` nodes (root counted) on one machine."""
+    """Expected figures of the best tree of `nodes` nodes (root counted), or path tokens, on one machine."""
 
     nodes: int
     tokens_per_step: float  # tau(N)
@@ -73,6 +74,11 @@ def profile_command(calibration: Calibration, kind: str) -> str:
     model = f"--heads {source.heads}" if source.heads else f"--model {source.model}"
     drafter = f" --drafter {source.drafter or 'FILE'}" if source.drafter_id else ""
     return f"treeopt profile {model}{drafter} --kind {kind} -o {kind}.profile.yaml"
+
+
+def size_of(tree: Tree, profile: LatencyProfile) -> int:
+    """The size of a tree in the unit of a profile."""
+    return tree.path_tokens if profile.path_tokens else tree.nodes
 
 
 def step_seconds(profile: LatencyProfile, nodes: int, batch: int = 1, context: int | None = None) -> float:

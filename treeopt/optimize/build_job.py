@@ -14,7 +14,7 @@ from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import check_priced, step_seconds
 from treeopt.optimize.curve import SizeChoice, best_size
 from treeopt.optimize.select_method import Fitter, Limits, Method, MethodFit, candidates
-from treeopt.optimize.tree_builder import check_size, describe, tree_limits
+from treeopt.optimize.tree_builder import budget_of, check_size, describe, tree_limits
 from treeopt.progress import Progress, silent
 from treeopt.tree import Tree
 
@@ -81,7 +81,9 @@ def run_job(calibration: Calibration, job: BuildJob, *, progress: Progress = sil
     choice, nodes = None, job.nodes
     if nodes is None and job.path_tokens is None:
         choice = _fastest(calibration, job, progress)
-        nodes = choice.best.nodes
+        assert job.profile is not None
+        found = budget_of(choice.best.nodes, path_tokens=job.profile.path_tokens and choice.best.nodes > ONE_NODE)
+        job, nodes = dataclasses.replace(job, **found), found["nodes"]
     elif nodes is not None:
         _check_engine(nodes, job)
         check_size(tree_limits(calibration, nodes, **job.cuts), calibration.num_heads, "--nodes")
@@ -98,7 +100,8 @@ def _fastest(calibration: Calibration, job: BuildJob, progress: Progress) -> Siz
     check_priced(job.profile, calibration, KINDS[0])
     step_seconds(job.profile, ONE_NODE, job.batch, job.context)  # speedups refer to one node: fail before any work
     most = min(job.profile.largest(job.batch, job.context), MAX_NODES)
-    sizing = Fitter(calibration, tree_limits(calibration, most, **job.cuts), progress=progress)
+    limits = tree_limits(calibration, **{**job.cuts, **budget_of(most, path_tokens=job.profile.path_tokens)})
+    sizing = Fitter(calibration, limits, progress=progress)
     return best_size(sizing, job.methods, job.profile, job.batch, job.context)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import KINDS, ONE_NODE
+from treeopt.defaults import KINDS, NODES, ONE_NODE, PATH_TOKENS
 from treeopt.errors import counted
 from treeopt.facts import Column, Fact, Part, Table, milliseconds, picked
 from treeopt.optimize.auto_drafter import Candidate, DrafterChoice
@@ -55,17 +55,18 @@ def tree_report(built: Built) -> Iterator[Part]:
         )
         yield Fact(None, levels, key="tokens_per_step_by_levels")
     if built.choice is not None:
-        sizes = (("fastest", built.choice.best), ("64 nodes", built.choice.at_64))
+        sizes, by_nodes = (("fastest", built.choice.best), ("64 nodes", built.choice.at_64)), built.budget is not None
         columns = (
             Column("by the profile", lambda size: size[0]),
-            Column("nodes", lambda size: size[1].nodes),
+            Column(NODES if by_nodes else PATH_TOKENS, lambda size: size[1].nodes),
             Column("tokens/step", lambda size: size[1].tokens_per_step, ".3f"),
             Column("overhead", lambda size: size[1].overhead, ".2f"),
             Column("speedup", lambda size: size[1].speedup, ".2f"),
         )
         yield Table(columns, [size for size in sizes if size[1] is not None])
         yield Fact(None, picked(built.choice, "best", "at_64"), key="auto")
-        yield by_one_growth(built.choice.largest)
+        if by_nodes:
+            yield by_one_growth(built.choice.largest)
 
 
 def price(tree: Tree) -> Fact:
@@ -97,13 +98,13 @@ def policy_report(policy: TreePolicy, plan: Plan, calibration: Calibration) -> I
     assert expected is not None
     if not pays:
         yield "none: plain decoding is as fast, by the profile, as the fastest per-step trees, which are these:"
-    yield f"at every step the most likely nodes, at most {policy.nodes}, {policy.depth} drafts deep"
+    yield f"at every step {policy.chosen}, {policy.depth} drafts deep"
     yield Fact(_EXPECTED, expected.replay, ".3f", f"replay: a decoder on {texts_of(calibration)}")
     yield Fact("", expected.estimated, ".3f", "estimated by the drafter")
     if expected.low:
         yield Fact("", f"{expected.low:.3f} to {expected.high:.3f} on as many new prompts (90 %)")
     if policy.size_cost:
-        yield Fact("mean nodes of a step", expected.nodes, ".1f")
+        yield Fact(f"mean {policy.unit} of a step", expected.nodes, ".1f")
     yield reliability_text(calibration)
     yield from _plan(plan, KINDS[1], pays=pays)
     yield from _keyed(
@@ -173,7 +174,7 @@ def texts_of(calibration: Calibration) -> str:
 def curve_report(curve: Curve, calibration: Calibration, kind: str) -> Iterator[Part]:
     """The figures of each size."""
     columns = (
-        Column("nodes", lambda point: f"{point.nodes} best" if point.nodes == curve.best else point.nodes),
+        Column(curve.unit, lambda point: f"{point.nodes} best" if point.nodes == curve.best else point.nodes),
         Column("tokens/step", "tokens_per_step", ".3f"),
         Column("new prompts, 90 %", "prediction", ".3f"),
         Column("overhead", "overhead", ".2f"),
@@ -182,7 +183,7 @@ def curve_report(curve: Curve, calibration: Calibration, kind: str) -> Iterator[
     yield Table(columns, curve.points)
     yield from _keyed({**vars(curve), "texts": calibration.sequences, "texts_distinct": calibration.distinct})
     yield f"tokens per step over {texts_of(calibration)}; {curve.method}"
-    if kind == KINDS[0]:
+    if kind == KINDS[0] and curve.unit == NODES:
         yield by_one_growth(curve.points[-1].nodes)
 
 

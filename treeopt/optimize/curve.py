@@ -15,7 +15,9 @@ from treeopt.defaults import (
     DEFAULT_WEIGHTS,
     KINDS,
     MAX_NODES,
+    NODES,
     ONE_NODE,
+    PATH_TOKENS,
     STEP_SIZES,
 )
 from treeopt.latency import LatencyProfile
@@ -24,7 +26,7 @@ from treeopt.optimize.intervals import Interval, by_text, prediction_interval, s
 from treeopt.optimize.per_step import sums_by_size, traced_steps
 from treeopt.optimize.replay import TextSums
 from treeopt.optimize.select_method import Fitter, Method, candidates
-from treeopt.optimize.tree_builder import check_size, tree_limits
+from treeopt.optimize.tree_builder import budget_of, check_size, tree_limits
 from treeopt.progress import Progress, silent
 
 
@@ -56,6 +58,7 @@ class Curve:
     points: tuple[CurvePoint, ...]
     best: int | None
     method: str
+    unit: str = NODES  # of the sizes
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,8 @@ def calibration_curve(
     most = min(bounds, default=CURVE_LARGEST)
     if kind == KINDS[1]:
         return policy_curve(calibration, default_sizes(min(most, STEP_SIZES[-1])), timing)
-    limits = tree_limits(calibration, most, top_k=top_k)
+    by_paths = timing is not None and timing.profile.path_tokens
+    limits = tree_limits(calibration, **budget_of(most, path_tokens=by_paths), top_k=top_k)
     check_size(limits, calibration.num_heads, option)
     fitter = Fitter(calibration, limits, progress=progress)
     method = fitter.choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS)).method
@@ -128,21 +132,23 @@ def measure_curve(fitter: Fitter, method: Method, sizes: Sequence[int], timing: 
     """
     if timing is not None:
         check_priced(timing.profile, fitter.calibration, KINDS[0])
-    reached = len(fitter.build(method).values) + 1
+    reached = fitter.reached(method)
     sizes = [size for size in sizes if size <= reached]
     found = zip(sizes, fitter.cross_validated_sums(method, sizes), strict=True)
     points = _points(fitter.calibration, found, timing)
-    return Curve(points, _best(points), str(method))
+    return Curve(points, _best(points), str(method), NODES if fitter.limits.path_tokens is None else PATH_TOKENS)
 
 
 def policy_curve(calibration: Calibration, sizes: Sequence[int], timing: Timing | None = None) -> Curve:
     """The curve of per-step trees: each size is replayed over the traces."""
-    traced_steps(calibration)
+    by_paths = timing is not None and timing.profile.path_tokens
+    traced_steps(calibration, path_tokens=by_paths)
     if timing is not None:
         check_priced(timing.profile, calibration, KINDS[1])
-    found = ((size, sums_by_size(calibration, size)) for size in sizes if size <= STEP_SIZES[-1])
+    known = [size for size in sizes if size <= STEP_SIZES[-1] and (size in STEP_SIZES or not by_paths)]
+    found = ((size, sums_by_size(calibration, size, path_tokens=by_paths)) for size in known)
     points = _points(calibration, found, timing)
-    return Curve(points, _best(points), "per-step trees")
+    return Curve(points, _best(points), "per-step trees", PATH_TOKENS if by_paths else NODES)
 
 
 def _best(points: Sequence[CurvePoint]) -> int | None:
@@ -182,7 +188,7 @@ REFERENCE_NODES = 64  # of Medusa's published trees
 
 @dataclass(frozen=True)
 class SizeChoice:
-    """The figures of the fastest size, and of 64 nodes where growth reaches them, by one growth to `largest` nodes."""
+    """The figures of the fastest size, and of 64 nodes where growth reaches them, up to the `largest` size."""
 
     best: Budget
     at_64: Budget | None
@@ -196,10 +202,11 @@ def best_size(
 
     Tokens per step are cross-validated where there are enough different texts. All sizes come from one growth, and
     tokens per step are interpolated between the sizes that are replayed. Sizes that no growth reaches are left out.
+    Sizes are path tokens where those of the profile are, each with a tree of its own.
     """
     check_priced(profile, fitter.calibration, KINDS[0])
-    fit = fitter.choose(methods)
-    method, largest = fit.method, len(fit.growth.values) + 1
+    method = fitter.choose(methods).method
+    largest = fitter.reached(method)
     sizes = default_sizes(largest)
     known = [sums.tokens_per_step for sums in fitter.cross_validated_sums(method, sizes)]
     expected = np.interp(np.arange(1, largest + 1), sizes, known)

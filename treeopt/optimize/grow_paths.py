@@ -19,19 +19,21 @@ from numpy.typing import NDArray
 from treeopt.optimize.grow import PAD, Growth, grow
 from treeopt.optimize.values import Values
 
-EACH = 16  # nodes that paths are chosen from, for each path token of the budget
+_EACH = 16  # nodes that paths are chosen from, for each path token of the budget
 
 
-def grow_paths(values: Values, path_tokens: int, candidates: int, *, max_depth: int | None = None) -> Growth:
+def grow_paths(
+    values: Values, path_tokens: int, candidates: int | None = None, *, max_depth: int | None = None
+) -> Growth:
     """The nodes of the best tree of at most `path_tokens` path tokens, best first; none below 2.
 
     Args:
         values: the estimator, whose shape gives H and K.
         path_tokens: the greatest number of leaves * (depth + 1).
-        candidates: nodes that are considered, root counted.
+        candidates: nodes that are considered, root counted; 16 for each path token where None.
         max_depth: the length of the longest path; H where None.
     """
-    grown = grow(values, candidates, max_depth=max_depth)
+    grown = grow(values, candidates or _EACH * path_tokens, max_depth=max_depth)
     depths = np.count_nonzero(grown.paths != PAD, axis=1)
     kept = np.zeros(len(depths), np.bool_)
     for deepest in range(1, int(depths.max(initial=0)) + 1):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import KINDS, ONE_NODE, STEP_SIZES
+from treeopt.defaults import KINDS, ONE_NODE, PATH_TOKENS, STEP_SIZES
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import as_policy
 from treeopt.latency import LatencyProfile
@@ -48,8 +48,12 @@ def replay_policy(policy: TreePolicy | str | os.PathLike[str], calibration: Cali
     """
     policy = as_policy(policy)
     check_drafter(policy.drafter, calibration)
-    steps = traced_steps(calibration)
-    return _replay(calibration, sizes_of(policy, steps), min(policy.depth, calibration.num_heads))
+    steps = traced_steps(calibration, path_tokens=policy.path_tokens)
+    depth = min(policy.depth, calibration.num_heads)
+    if policy.path_tokens and depth < calibration.num_heads:
+        what = f"a policy of path tokens is {depth} drafts deep, and its trees were traced {calibration.num_heads} deep"
+        raise TreeoptError(Code.CALIBRATION_INVALID, what, fix="treeopt build, which makes it as deep")
+    return _replay(calibration, sizes_of(policy, steps), depth, path_tokens=policy.path_tokens)
 
 
 def replay_schedule(schedule: Schedule, calibration: Calibration, prompts: Sequence[int], *, batch: int = 1) -> Replay:
@@ -73,34 +77,42 @@ def replay_schedule(schedule: Schedule, calibration: Calibration, prompts: Seque
 
 
 def sizes_of(policy: TreePolicy, steps: StepTraces) -> Ints:
-    """int64 [P]: nodes of the policy's tree at each position."""
+    """int64 [P]: the size of the policy's tree at each position."""
     sizes = np.array(policy.sizes)
     if len(sizes) == 1:
         return np.full(len(steps.expected_tokens), policy.nodes)
-    return _best_sizes(steps, sizes, np.array([cost for _, cost in policy.size_cost]))
+    costs = np.array([cost for _, cost in policy.size_cost])
+    return _best_sizes(_expected_tokens(steps, path_tokens=policy.path_tokens), sizes, costs)
 
 
-def sums_by_size(calibration: Calibration, nodes: int) -> TextSums:
-    """Tokens and steps of each text with per-step trees of `nodes` nodes (root counted)."""
-    if nodes == ONE_NODE:
+def sums_by_size(calibration: Calibration, size: int, *, path_tokens: bool = False) -> TextSums:
+    """Tokens and steps of each text with per-step trees of `size` nodes (root counted) or path tokens."""
+    if size == ONE_NODE:
         tokens = np.diff(calibration.offsets)
         return TextSums(tokens, tokens)
-    policy = TreePolicy(nodes, calibration.num_heads, calibration.provenance.drafter_id)
-    return replay_policy(policy, calibration).sums
+    return replay_policy(_policy(calibration, size, path_tokens=path_tokens), calibration).sums
 
 
-def build_policy(calibration: Calibration, nodes: int) -> TreePolicy:
-    """The policy of so many nodes at every step.
+def build_policy(calibration: Calibration, size: int, *, path_tokens: bool = False) -> TreePolicy:
+    """The policy of one size at every step.
 
     Args:
         calibration: with traces of per-step trees.
-        nodes: root counted, 2 to 254.
+        size: nodes, root counted, 2 to 254; or path tokens, one of `treeopt.defaults.STEP_SIZES` from 2 on.
+        path_tokens: whether the size is of path tokens, leaves * (depth + 1).
 
     Raises:
-        TreeoptError: E103 where the number is out of range; E220 where the calibration has no traces of per-step trees.
+        TreeoptError: E103 where the number is out of range; E220 where the calibration has no traces of such trees.
     """
-    traced_steps(calibration)
-    return _described(TreePolicy(nodes, calibration.num_heads, calibration.provenance.drafter_id), calibration)
+    traced_steps(calibration, path_tokens=path_tokens)
+    return _described(_policy(calibration, size, path_tokens=path_tokens), calibration)
+
+
+def _policy(
+    calibration: Calibration, size: int, size_cost: tuple[tuple[int, float], ...] = (), *, path_tokens: bool
+) -> TreePolicy:
+    drafter = calibration.provenance.drafter_id
+    return TreePolicy(size, calibration.num_heads, drafter, size_cost, path_tokens=path_tokens)
 
 
 def fastest_policy(
@@ -116,7 +128,7 @@ def fastest_policy(
     tried: a step of fewer nodes then takes its seconds with the drafting of the largest size. The result is compared
     with each fixed size, which is returned where it is faster: estimates of the drafter may mislead the choice.
     """
-    traced_steps(calibration)
+    traced_steps(calibration, path_tokens=profile.path_tokens)
     check_priced(profile, calibration, KINDS[1])
     largest = profile.largest(batch, context)
     # Heads and drafter run before the tree is chosen, so a step of one node takes no less time than one of two.
@@ -127,17 +139,21 @@ def fastest_policy(
     # Where drafting takes the same time for all sizes, the largest one loses nothing.
     ends = range(1, len(sizes) + 1) if np.ptp(drafting) > 0 else [len(sizes)]
     best = max(
-        (_fastest(calibration, sizes[:end], (seconds - drafting)[:end] + drafting[end - 1], alone) for end in ends),
+        (
+            _fastest(calibration, profile, sizes[:end], (seconds - drafting)[:end] + drafting[end - 1], alone)
+            for end in ends
+        ),
         key=lambda found: found[0],
     )
+    unit = {"path_tokens": profile.path_tokens}
     fixed = [
-        sums_by_size(calibration, int(size)).tokens_per_step / time for size, time in zip(sizes, seconds, strict=True)
+        sums_by_size(calibration, int(size), **unit).tokens_per_step / time
+        for size, time in zip(sizes, seconds, strict=True)
     ]
     rate, size_cost = best
     if max(fixed) > rate:
-        return build_policy(calibration, int(sizes[np.argmax(fixed)]))
-    policy = TreePolicy(size_cost[-1][0], calibration.num_heads, calibration.provenance.drafter_id, size_cost)
-    return _described(policy, calibration)
+        return build_policy(calibration, int(sizes[np.argmax(fixed)]), **unit)
+    return _described(_policy(calibration, size_cost[-1][0], size_cost, **unit), calibration)
 
 
 def policy_budget(
@@ -158,14 +174,15 @@ def policy_budget(
 
 
 def _fastest(
-    calibration: Calibration, sizes: Ints, seconds: Floats, rate: float
+    calibration: Calibration, profile: LatencyProfile, sizes: Ints, seconds: Floats, rate: float
 ) -> tuple[float, tuple[tuple[int, float], ...]]:
     """The most tokens per second in replay, from the `rate` without drafts on, and the nodes and cost of each size."""
-    steps, depth = traced_steps(calibration), calibration.num_heads
+    paths, depth = profile.path_tokens, calibration.num_heads
+    estimates = _expected_tokens(traced_steps(calibration, path_tokens=paths), path_tokens=paths)
     reached, value, largest = 0.0, rate, _FEWEST_NODES
     for _ in range(_ROUNDS):
-        chosen = _best_sizes(steps, sizes, rate * seconds)
-        replayed = _replay(calibration, chosen, depth)
+        chosen = _best_sizes(estimates, sizes, rate * seconds)
+        replayed = _replay(calibration, chosen, depth, path_tokens=paths)
         begun, expected = replayed.visited, replayed.expected_drafts
         tokens = len(chosen) if expected is None else replayed.steps + expected.sum()
         found = tokens / seconds[np.searchsorted(sizes, chosen[begun])].sum()
@@ -182,7 +199,7 @@ def _described(policy: TreePolicy, calibration: Calibration) -> TreePolicy:
     """The policy with its expected tokens per step and its source."""
     steps, found = traced_steps(calibration), replay_policy(policy, calibration)
     sizes = sizes_of(policy, steps)[found.visited]
-    begun = steps.expected_tokens[found.visited]
+    begun = _expected_tokens(steps, path_tokens=policy.path_tokens)[found.visited]
     estimated = np.array([np.interp(size, STEP_SIZES, row) for size, row in zip(sizes, begun, strict=True)])
     expected = PolicyExpected(
         rounded(found.tokens_per_step),
@@ -193,14 +210,15 @@ def _described(policy: TreePolicy, calibration: Calibration) -> TreePolicy:
     return dataclasses.replace(policy, expected=expected, source=source_of(calibration))
 
 
-def traced_steps(calibration: Calibration) -> StepTraces:
-    """The traces of per-step trees; E220 where there are none, E303 where there is no text."""
-    if calibration.steps is None:
-        what = "the calibration has no traces of per-step trees"
+def traced_steps(calibration: Calibration, *, path_tokens: bool = False) -> StepTraces:
+    """The traces of per-step trees, also by path tokens; E220 where there are none, E303 where there is no text."""
+    if calibration.steps is None or (path_tokens and calibration.steps.path_accepted is None):
+        what = f"the calibration has no traces of per-step trees{f' by {PATH_TOKENS}' * path_tokens}"
         raise TreeoptError(
             Code.CALIBRATION_INVALID,
             what,
-            why="a policy is replayed over these traces",
+            why="a policy is replayed over these traces"
+            + ", which a model that verifies paths as a batch has" * path_tokens,
             fix="treeopt calibrate --kind dynamic, with the same --drafter",
         )
     if not calibration.positions:
@@ -208,16 +226,32 @@ def traced_steps(calibration: Calibration) -> StepTraces:
     return calibration.steps
 
 
-def _best_sizes(steps: StepTraces, sizes: Ints, size_cost: Floats) -> Ints:
+def _expected_tokens(steps: StepTraces, *, path_tokens: bool) -> NDArray[np.float32]:
+    """float32 [P, len(STEP_SIZES)], of trees of these sizes."""
+    if not path_tokens:
+        return steps.expected_tokens
+    assert steps.path_expected is not None
+    return steps.path_expected
+
+
+def _best_sizes(expected_tokens: NDArray[np.float32], sizes: Ints, size_cost: Floats) -> Ints:
     """int64 [P]: the size with the greatest estimated tokens - cost; the smallest of equal ones."""
-    tokens = steps.expected_tokens[:, np.searchsorted(STEP_SIZES, sizes)]
+    tokens = expected_tokens[:, np.searchsorted(STEP_SIZES, sizes)]
     chosen: Ints = sizes[(tokens - size_cost).argmax(1)]
     return chosen
 
 
-def _replay(calibration: Calibration, sizes: Ints, depth: int) -> Replay:
-    """The steps with a tree of so many nodes at each position, int64 [P]."""
+def _replay(calibration: Calibration, sizes: Ints, depth: int, *, path_tokens: bool) -> Replay:
+    """The steps with a tree of this size at each position, int64 [P].
+
+    By path tokens accepted drafts are counted on sampled texts too: places of other candidates are not traced.
+    """
     assert calibration.steps is not None
+    if path_tokens:
+        assert calibration.steps.path_accepted is not None
+        which = np.searchsorted(STEP_SIZES, sizes)[:, None]
+        accepted = np.take_along_axis(calibration.steps.path_accepted, which, axis=1)[:, 0]
+        return Replay(accepted, visits(accepted), calibration.offsets, depth)
     accepted = (calibration.steps.node_rank[:, :depth] < sizes[:, None]).sum(1).astype(np.int8)
     visited = visits(accepted)
     expected = _expected_drafts(calibration, sizes, depth, visited)

@@ -71,7 +71,7 @@ class Limits:
     top_k: int  # K, ranks of each head
     max_depth: int | None = None  # the length of the longest path
     contiguous: int = 0  # number of first levels whose siblings have the ranks 0, 1, .. without a gap
-    path_tokens: int | None = None  # leaves * (depth + 1); the tree is chosen from as many nodes as above
+    path_tokens: int | None = None  # leaves * (depth + 1), at least the number of nodes; `nodes` is then the same
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,14 @@ class Fitter:
         """The growth of a method from some of the texts (bool [S]); from all where None."""
         return self._part(texts).growth(method)
 
+    def reached(self, method: Method) -> int:
+        """The largest size that a tree of the method reaches within the limits."""
+        return self.limits.path_tokens or len(self.build(method).values) + 1
+
+    def growths(self, method: Method, sizes: Sequence[int]) -> list[Growth]:
+        """The growth of a method from all texts for each size: of nodes all are the same, of path tokens its own."""
+        return self._part(None).growths(method, sizes)
+
     def estimate(self, method: Method) -> Values:
         """The node values of a method from all texts, with visits of trees of the limit's size."""
         return self._part(None).estimate(method)
@@ -143,12 +151,12 @@ class Fitter:
         table, levels = self.accuracy(weights), self.limits.contiguous
         return IndependentValues(np.concatenate([falling_rows(table[:levels]), table[levels:]]))
 
-    def grow(self, values: Values) -> Growth:
-        """Growth within the limits."""
-        nodes, budget, depth = self.limits.nodes, self.limits.path_tokens, self.limits.max_depth
+    def grow(self, values: Values, path_tokens: int | None = None) -> Growth:
+        """Growth within the limits; of fewer path tokens, if given."""
+        budget, depth = path_tokens or self.limits.path_tokens, self.limits.max_depth
         if budget is not None:
-            return grow_paths(values, budget, nodes, max_depth=depth)
-        return grow(values, nodes, max_depth=depth)
+            return grow_paths(values, budget, max_depth=depth)
+        return grow(values, self.limits.nodes, max_depth=depth)
 
     def sums(self, tree: Tree | Growth) -> TextSums:
         """Tokens and steps of a tree on each text."""
@@ -193,7 +201,9 @@ class Fitter:
     def cross_validated_sums(self, method: Method, sizes: Sequence[int], *, seed: int = 0) -> list[TextSums]:
         """For each size: tokens and steps on each text of a tree fitted without it (with it, below 5 texts)."""
         assert max(sizes) <= self.limits.nodes
-        return self._left_out(seed, lambda part, rows: rows.sums_by_size(part.growth(method), sizes))
+        if self.limits.path_tokens is None:
+            return self._left_out(seed, lambda part, rows: rows.sums_by_size(part.growth(method), sizes))
+        return self._left_out(seed, lambda part, rows: [rows.replay(one).sums for one in part.growths(method, sizes)])
 
     def folds(self, seed: int = 0) -> NDArray[np.int64]:
         """int64 [S]: the fold of each text, at random, equal texts in one; one fold where there are too few texts."""
@@ -223,13 +233,19 @@ class _FittedPart:
         self.weights = weights
         self._fitter = fitter
         self._growths: dict[Method, Growth] = {}
+        self.estimate = functools.cache(self._estimate)
 
     def growth(self, method: Method) -> Growth:
         if method not in self._growths:
             self._growths[method] = self._fitter.grow(self.estimate(method))
         return self._growths[method]
 
-    def estimate(self, method: Method) -> Values:
+    def growths(self, method: Method, sizes: Sequence[int]) -> list[Growth]:
+        if self._fitter.limits.path_tokens is None:
+            return [self.growth(method)] * len(sizes)
+        return [self._fitter.grow(self.estimate(method), size) for size in sizes]
+
+    def _estimate(self, method: Method) -> Values:
         uniform = method.weights == "uniform"
         if method.values == "independent":
             return self._fitter.independent(self.weights if uniform else self._settle(self._fitter.independent))

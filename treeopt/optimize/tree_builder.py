@@ -11,7 +11,6 @@ from treeopt.calibration import Calibration
 from treeopt.defaults import DEFAULT_TOP_K, DEFAULT_VALUES, DEFAULT_WEIGHTS, MAX_NODES
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.files.strict_yaml import MAX_BYTES
-from treeopt.optimize.grow_paths import EACH
 from treeopt.optimize.intervals import by_text, prediction_interval
 from treeopt.optimize.replay import TextSums
 from treeopt.optimize.select_method import Fitter, Limits, Method, MethodFit, candidates
@@ -61,6 +60,11 @@ def build_tree(
     return describe(fitter, fitter.choose(candidates(values, weights)))
 
 
+def budget_of(size: int, *, path_tokens: bool) -> dict[str, Any]:
+    """A size as the budget of `tree_limits` or a job."""
+    return {"nodes": None, "path_tokens": size} if path_tokens else {"nodes": size}
+
+
 def tree_limits(
     calibration: Calibration,
     nodes: int | None,
@@ -74,7 +78,7 @@ def tree_limits(
     """The limits of a tree; ValueError where a number is out of range. `nodes` is None with `path_tokens`."""
     if path_tokens is not None:
         check_counts(2, path_tokens=path_tokens)
-        nodes = EACH * path_tokens
+        nodes = path_tokens
     assert nodes is not None
     check_counts(nodes=nodes, top_k=top_k)
     limits = {"max_rank": max_rank, "max_depth": max_depth}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import CHAIN, KINDS, MAX_NODES, MODEL, MODEL_NGRAM, NONE, ONE_NODE, STEP_SIZES
+from treeopt.defaults import CHAIN, KINDS, MAX_NODES, MODEL, MODEL_NGRAM, NODES, NONE, ONE_NODE, PATH_TOKENS, STEP_SIZES
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyProfile, unmeasured
 from treeopt.optimize.auto_drafter import profile_doubts
@@ -32,7 +32,7 @@ from treeopt.optimize.intervals import Interval, by_text, difference_interval, s
 from treeopt.optimize.per_step import build_policy, fastest_policy, policy_budget, replay_policy, sums_by_size
 from treeopt.optimize.replay import TextSums, TraceRows, children_of
 from treeopt.optimize.select_method import Fitter
-from treeopt.optimize.tree_builder import described, method_of, rounded, source_of, tree_limits
+from treeopt.optimize.tree_builder import budget_of, described, method_of, rounded, source_of, tree_limits
 from treeopt.policy import Plan
 from treeopt.progress import Progress, silent
 from treeopt.schedule import Schedule, ScheduledPlan
@@ -47,7 +47,7 @@ Place = tuple[int, int]  # a batch and a context
 class Considered:
     """A plan with its tokens and steps of each text, whatever a step takes.
 
-    `more` says whether there is a larger one of its kind, and `plan` makes it.
+    `more` says whether there is a larger one of its kind, `plan` makes it, and `unit` is that of its size, `nodes`.
     """
 
     kind: str
@@ -55,6 +55,7 @@ class Considered:
     sums: TextSums
     more: bool
     plan: Callable[[], Plan]
+    unit: str = NODES
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,7 +246,10 @@ class Considering:
             for kind, profile in priced.items()
         }
         largest = min(max(map(max, self._sizes.values())), MAX_NODES)
-        self.fitter = Fitter(calibration, tree_limits(calibration, largest, **job.cuts), progress=progress)
+        self.by_paths = any(profile.path_tokens for profile in priced.values())
+        self.unit = PATH_TOKENS if self.by_paths else NODES
+        limits = tree_limits(calibration, **{**job.cuts, **budget_of(largest, path_tokens=self.by_paths)})
+        self.fitter = Fitter(calibration, limits, progress=progress)
 
     def _sampling(self, one: Considered) -> Interval | None:
         """The interval of a plan's tokens per step."""
@@ -266,9 +270,11 @@ class Considering:
     def _per_step(self, measured: Iterable[int]) -> Iterator[Considered]:
         """Of one size at every step."""
         most = STEP_SIZES[-1]
-        for size in _sizes(measured, most):
-            plan, sums = functools.partial(build_policy, self.calibration, size), sums_by_size(self.calibration, size)
-            yield Considered(KINDS[1], size, sums, size < most, plan)
+        unit = {"path_tokens": self.by_paths}
+        for size in (size for size in _sizes(measured, most) if size in STEP_SIZES or not self.by_paths):
+            plan = functools.partial(build_policy, self.calibration, size, **unit)
+            sums = sums_by_size(self.calibration, size, **unit)
+            yield Considered(KINDS[1], size, sums, size < most, plan, self.unit)
 
     def _chains(self, measured: Iterable[int]) -> Iterator[Considered]:
         levels = self.calibration.num_heads
@@ -280,19 +286,20 @@ class Considering:
             yield Considered(CHAIN, drafts + 1, found.sums, drafts < levels, tree)
 
     def _grown(self, measured: Iterable[int]) -> Iterator[Considered]:
-        fit = self.fitter.choose(self.job.methods)
-        growth, method = fit.growth, method_of(fit.method, self.fitter.limits)
-        reached = len(growth.values) + 1
+        chosen = self.fitter.choose(self.job.methods).method
+        method, reached = method_of(chosen, self.fitter.limits), self.fitter.reached(chosen)
         sizes = _sizes(measured, reached)
-        for size, sums in zip(sizes, self.fitter.cross_validated_sums(fit.method, sizes) if sizes else (), strict=True):
+        found = self.fitter.cross_validated_sums(chosen, sizes) if sizes else ()
+        for size, growth, sums in zip(sizes, self.fitter.growths(chosen, sizes), found, strict=True):
             plan = functools.partial(_grown_tree, self.fitter, growth, size, sums, method)
             more = size < reached or reached >= self.fitter.limits.nodes
-            yield Considered(KINDS[0], size, sums, more, plan)
+            yield Considered(KINDS[0], size, sums, more, plan, self.unit)
 
 
 def _grown_tree(fitter: Fitter, growth: Growth, size: int, sums: TextSums, method: Mapping[str, str | int]) -> Tree:
     known = sums if fitter.can_leave_out else None
-    return described(fitter, growth.tree(size), known, method={**method, "budget": size})
+    unit = "budget" if fitter.limits.path_tokens is None else "path_tokens"
+    return described(fitter, growth.tree(size), known, method={**method, unit: size})
 
 
 def _sizes(measured: Iterable[int], most: int) -> list[int]:
@@ -328,7 +335,7 @@ def _costed(considered: Considering, profile: LatencyProfile, context: int) -> I
     if policy.size_cost:
         budget = policy_budget(policy, calibration, profile, context=context)
         sums = replay_policy(policy, calibration).sums
-        one = Considered(KINDS[1], policy.nodes, sums, policy.nodes < STEP_SIZES[-1], lambda: policy)
+        one = Considered(KINDS[1], policy.nodes, sums, policy.nodes < STEP_SIZES[-1], lambda: policy, policy.unit)
         yield _setting(considered, one, budget, 1, profile.largest(1, context))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from treeopt.defaults import CHAIN, KINDS, NONE, ONE_NODE
+from treeopt.defaults import CHAIN, KINDS, NODES, NONE, ONE_NODE
 from treeopt.errors import counted
 from treeopt.facts import Column, Fact, Part, Table, milliseconds
 from treeopt.optimize.build_report import few_texts, fitted_texts, texts_of
@@ -52,7 +52,7 @@ def verdict_warnings(found: Verdicts) -> Iterator[str]:
 
 def named(one: Setting) -> str:
     """`chain of 4`, `static, 12 nodes`."""
-    return _named(one.kind, one.budget.nodes)
+    return _named(one.kind, one.budget.nodes, one.of.unit)
 
 
 def schedule_parts(schedule: Schedule) -> Iterator[Part]:
@@ -79,15 +79,15 @@ def schedule_parts(schedule: Schedule) -> Iterator[Part]:
 def plan_name(plan: Plan) -> str:
     """The name of a plan in a schedule, as `named`."""
     if isinstance(plan, TreePolicy):
-        return _named(KINDS[1], plan.nodes)
+        return _named(KINDS[1], plan.nodes, plan.unit)
     chain = plan.nodes == plan.depth + 1 and not plan.max_rank
     return _named(NONE if plan.nodes == ONE_NODE else CHAIN if chain else KINDS[0], plan.nodes)
 
 
-def _named(kind: str, nodes: int) -> str:
+def _named(kind: str, nodes: int, unit: str = NODES) -> str:
     if kind in (NONE, CHAIN):
         return NONE if kind == NONE else f"chain of {nodes - 1}"
-    return f"{_TREES[kind]}, {counted(nodes, 'node')}"
+    return f"{_TREES[kind]}, {counted(nodes, unit.removesuffix('s'))}"
 
 
 _TREES = {KINDS[0]: KINDS[0], KINDS[1]: "per step"}

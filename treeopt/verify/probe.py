@@ -66,6 +66,16 @@ def route_of(base: Base) -> str:
     return probed(base).kind
 
 
+def verifies_paths(base: Base) -> bool:
+    """Whether the model's trees are verified as paths; not where it has no route."""
+    try:
+        return route_of(base) == "paths"
+    except TreeoptError as error:
+        if error.code is not Code.NO_TREES:
+            raise
+        return False
+
+
 def probed(base: Base) -> Route:
     """The route of the model's trees: "tree" where that is exact, else "paths". E502 where neither is.
 

@@ -51,7 +51,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "drafter": plan.drafter or HEADS,
         "expected_tokens_per_step": plan.expected,
         **({**picked(plan, "path_tokens"), "leaves": len(plan.leaves)} if isinstance(plan, Tree) else {}),
-        **picked(plan, *(("paths", "values") if of_tree else ("sizes", "size_cost"))),
+        **picked(plan, *(("paths", "values") if of_tree else ("sizes", "size_cost", "unit"))),
     }
 
 
@@ -62,8 +62,7 @@ def plan_parts(plan: Plan) -> Iterator[Part]:
         yield summary(plan)
         yield price(plan)
     else:
-        size = f"{'at most ' if plan.size_cost else ''}the {plan.nodes} most likely nodes (root counted)"
-        yield f"a tree for each step: {size}, {counted(plan.depth, 'draft')} deep"
+        yield f"a tree for each step: {plan.chosen}, {counted(plan.depth, 'draft')} deep"
     for name in ("reference", "made_by", "method", "calibration"):
         if source.get(name):
             yield Fact(name.replace("_", " "), _in_words(source[name]))
@@ -106,12 +105,12 @@ def _expected(expected: Expected | PolicyExpected | None) -> Iterator[Fact]:
 
 def _sizes(policy: TreePolicy) -> Iterator[Part]:
     if policy.expected is not None:
-        yield Fact("mean size", policy.expected.nodes, ".1f", "nodes per step")
+        yield Fact("mean size", policy.expected.nodes, ".1f", f"{policy.unit} per step")
     if not policy.size_cost:
-        yield Fact("size", policy.nodes, note="nodes at every step")
+        yield Fact("size", policy.nodes, note=f"{policy.unit} at every step")
         return
     yield "a step takes the size with the greatest estimated tokens - cost:"
-    columns = (Column("nodes", lambda one: one[0]), Column("cost in tokens", lambda one: one[1], ".4f"))
+    columns = (Column(policy.unit, lambda one: one[0]), Column("cost in tokens", lambda one: one[1], ".4f"))
     yield Table(columns, policy.size_cost)
 
 

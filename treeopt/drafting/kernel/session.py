@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treeopt.defaults import STEP_SIZES
 from treeopt.drafting.interface import (
     NO_FLOATS,
     AcceptedPart,
@@ -40,6 +41,7 @@ from treeopt.drafting.kernel.data import (
     new_work,
 )
 from treeopt.drafting.kernel.nodes import begin_row, context_row, count_votes, index_up_to, likeliest_voted, matches
+from treeopt.drafting.kernel.paths import cut_to_paths
 from treeopt.drafting.kernel.trees import Ranked, Sizes
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.logits import top_ids
@@ -197,7 +199,10 @@ class KernelRows(ProposerSession):
 
     def grow(self, roots: Tensor, states: Tensor, limits: SizeLimits) -> Drafts:
         self.begin(roots, states)
-        grown = self.grown(limits)
+        if limits.path_tokens:
+            grown = cut_to_paths(self.grown(SizeLimits((STEP_SIZES[-1],), (), limits.depth)), limits)
+        else:
+            grown = self.grown(limits)
         nodes = min(int(grown.size.max()), int(grown.drafts.max()) + 1)
         return self.compile(grown, nodes, limits.depth, roots)
 
