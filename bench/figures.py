@@ -88,6 +88,13 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
     "lossless": ("python bench/lossless.py --cases 800",),
     "families": ("python bench/families.py",),
+    "counters": ("python bench/counters.py --limit 480",),
+    "path-trees": (
+        f"treeopt calibrate --limit 160 --force -o {WORK}/paths-pocket.safetensors",
+        f"treeopt calibrate {STORIES} --max-new-tokens 160 --batch-size 64 --force -o {WORK}/paths-stories.safetensors",
+        f"python bench/path_trees.py {WORK}/paths-pocket.safetensors {WORK}/paths-stories.safetensors",
+    ),
+    "hybrid": ("python bench/hybrid.py",),
 }
 
 
