@@ -80,9 +80,9 @@ def main() -> None:
 
 
 def price(plan: Plan) -> str:
-    """Nodes of a plan, and of a static tree its leaves, depth and path tokens."""
+    """The size of a policy; of a static tree its nodes, leaves, depth and path tokens."""
     if not isinstance(plan, Tree):
-        return f"at most {plan.nodes} nodes"
+        return f"at most {plan.nodes} {plan.unit}"
     return f"{plan.nodes} nodes, {len(plan.leaves)} leaves, depth {plan.depth}, {plan.path_tokens} path tokens"
 
 
