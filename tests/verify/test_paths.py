@@ -390,17 +390,18 @@ def test_a_forward_without_mask_and_positions_is_caught(monkeypatch: pytest.Monk
     assert "of their spread" in refusal_of(check_trees, base).why
 
 
+@pytest.mark.parametrize("name", [STATES, "bart"])
 @torch.inference_mode()
-def test_too_much_memory_is_one_error_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the model, the rows and their bytes."""
-    base = family(STATES)
-    session, _, _ = forward_of(base, TREE.nodes, TREE.depth).begin([torch.tensor(PROMPTS[0])], NEW)
+def test_too_much_memory_is_one_error_before_it_is_allocated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the model, the rows of all texts, also where one runs at a time, and their bytes."""
+    base, tree = family(name), compile_tree(TREE)
+    session, _, _ = forward_of(base, TREE.nodes, TREE.depth).begin([torch.tensor(prompt) for prompt in PROMPTS], NEW)
     assert isinstance(session, PathSession)
     monkeypatch.setattr(module, "joined", None)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=2 * session.bytes_per_row))
-    error = refusal_of(session.verify, tokens_of(0, 1, 6), compile_tree(TREE))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=9 * session.bytes_per_row))
+    error = refusal_of(session.verify, tokens_of(0, len(PROMPTS), TREE.nodes), tree)
     assert error.code is Code.OUT_OF_MEMORY
-    assert error.what.startswith(f"{STATES}: 3 paths of {session.bytes_per_row:,} bytes")
+    assert error.what.startswith(f"{name}: 9 paths of {session.bytes_per_row:,} bytes")
 
 
 @looped("name", [STATES, "lfm2", "bloom"])

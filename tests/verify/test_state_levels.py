@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,19 @@ from decoding import stock
 from drafters import answered, prompts_of
 from looped import looped
 from predicted import predict
+from refusals import refusal_of
 from torch import Tensor
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
+from treeopt.errors import Code
 from treeopt.models.base import Base
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
 from treeopt.verify import state_levels as module
 from treeopt.verify.probe import levels_of
 from treeopt.verify.state_levels import StateLevels
-from treeopt.verify.states import selected
+from treeopt.verify.states import selected, size_of
 
 STATES = "qwen3_5_text"
 TOLERANCE = 1e-3  # of logits; a wrong state is off by more than 0.1
@@ -115,6 +118,24 @@ def test_the_state_of_another_parent_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     session = begun(base)
     monkeypatch.setattr(module, "selected", lambda cache, rows: selected(cache, rows.roll(1)))
     assert grown(base, session, [list(text) for text in TEXTS], 1) > 0.1
+
+
+@torch.inference_mode()
+def test_too_much_memory_is_one_error_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three copies of a state fit; six nodes of a level, or four places in texts, do not: no copy of them is made."""
+    session = begun(family(STATES))
+    each = max(size_of(states[-1][1]) for states in session._states)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=4 * each))
+    session.extend(torch.tensor([[1], [2], [3]]), np.zeros((1, 1), np.int64))
+    session.keep(session.lengths)
+    monkeypatch.setattr(module, "joined", None)
+    errors = [
+        refusal_of(session.extend, torch.tensor([[1, 4], [2, 4], [3, 4]]), np.zeros((1, 2), np.int64)),
+        refusal_of(session.branch, [0, 0, 2, 2], [3, 4, 5, 6]),
+    ]
+    for error, rows in zip(errors, (6, 4), strict=True):
+        assert error.code is Code.OUT_OF_MEMORY
+        assert error.what.startswith(f"{STATES}: {rows} paths of {each:,} bytes")
 
 
 def test_a_recurrent_model_that_drafts_for_itself() -> None:

@@ -16,24 +16,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
-from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, now
 from treeopt.tree import ROOT
 from treeopt.verify.buffers import PAD, Buffers, once_a_tree
 from treeopt.verify.masks import frequency_switch
 from treeopt.verify.session import NodePath, check_lengths
-from treeopt.verify.states import Unlike, joined, size_of, taken
+from treeopt.verify.states import Unlike, check_memory, joined, size_of, taken
 
 Ints = NDArray[np.int64]
 
-_SHARE = 0.8  # of free memory that the rows of a step may take
-_TOKENS = 64  # by which a text grows before its memory is looked at again
 _TIMED = 32  # tokens of the forward that tells the price of a token
 _TIMES = 3
 
@@ -286,7 +282,8 @@ class PathSession:
             texts[0].own()
             cache = texts[0].cache
         else:
-            self._check_memory(befores, counts)
+            rows, caches = sum(layout.count for layout in self._rows), [text.cache for text in self._texts]
+            check_memory(forward.base, rows, self.lengths, caches, self._fitting)
             cache = joined(befores, counts)
         starts = np.repeat([text.length for text in texts], counts)[:, None]
         mask = np.arange(longest + width) >= longest - starts
@@ -366,27 +363,6 @@ class PathSession:
         self._texts = [replace(text) for text in mark]
         for text in self._texts:
             text.own()
-
-    def _check_memory(self, caches: list[Any], counts: Sequence[int]) -> None:
-        """Raise E403 unless so many copies of the caches fit into memory; the largest is that of all in a batch."""
-        rows = sum(counts)
-        seen = rows, max(self.lengths) // _TOKENS
-        if seen in self._fitting:
-            return
-        each = self.bytes_per_row
-        base = self._forward.base
-        if base.device.type == "cuda":
-            unused = torch.cuda.memory_reserved(base.device) - torch.cuda.memory_allocated(base.device)
-            free = torch.cuda.mem_get_info(base.device)[0] + unused
-        else:
-            free = psutil.virtual_memory().available
-        if rows * each > _SHARE * free:
-            what = f"{base.name}: {rows} paths of {each:,} bytes of state, {rows * each:,} in all"
-            why = f"each path of a tree has a copy of the model's state; {free:,} bytes are free"
-            raise TreeoptError(
-                Code.OUT_OF_MEMORY, what, why=why, fix="a tree with fewer leaves, a smaller batch or a shorter context"
-            )
-        self._fitting.add(seen)
 
 
 def _rows_by_text(tokens: Tensor, tree: Buffers) -> list[PathRows]:

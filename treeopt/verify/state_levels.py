@@ -16,7 +16,7 @@ from torch import Tensor
 
 from treeopt.models.base import Base
 from treeopt.verify.paths import PathForward, Ways
-from treeopt.verify.states import joined, selected
+from treeopt.verify.states import check_memory, joined, selected
 
 Ints = NDArray[np.int64]
 State = tuple[int, Any]  # the number of tokens, and the cache that has them; None of no tokens
@@ -31,6 +31,7 @@ class StateLevels:
     def __init__(self, base: Base, rows: int, ways: Ways) -> None:
         self._forward = PathForward(base, 1, 0, ways)
         self._context = base.context
+        self._fitting: set[tuple[int, int]] = set()  # as in `check_memory`
         self.lengths = [0] * rows
         self._texts = [torch.zeros(0, dtype=torch.long, device=base.device)] * rows
         self._states: list[list[State]] = [[_NONE] for _ in range(rows)]
@@ -67,7 +68,8 @@ class StateLevels:
         return logits, cache
 
     def extend(self, tokens: Tensor, parents: Ints) -> Tensor:
-        """As `LevelSession.extend`."""
+        """As `LevelSession.extend`. E403 where the nodes need more memory than is free."""
+        self._check_memory(tokens.numel(), [self._whole(index) for index in range(len(tokens))])
         parts, level = [], []
         for index, new in enumerate(tokens):
             above = torch.from_numpy(parents[index if len(parents) > 1 else 0])
@@ -87,6 +89,9 @@ class StateLevels:
         each = torch.arange(len(ids), device=ids.device)[:, None]
         made = [self._run(ids[row], selected(cache, row), before, 1) for row in each]
         return torch.cat([logits for logits, _ in made]), joined([after for _, after in made], [1] * len(made))
+
+    def _check_memory(self, rows: int, caches: Sequence[Any]) -> None:
+        check_memory(self._forward.base, rows, self.lengths, caches, self._fitting)
 
     def _whole(self, index: int) -> Any:
         """The cache of all tokens of a text."""
@@ -122,7 +127,8 @@ class StateLevels:
         self._drop()
 
     def branch(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """As `LevelSession.branch`; the states along a text are made by one more pass over it."""
+        """As `LevelSession.branch`; the states along a text are made by one more pass. E403 as `extend`."""
+        self._check_memory(len({*zip(rows, lengths, strict=True)}), [self._states[row][-1][1] for row in rows])
         texts = [self._texts[row] for row in rows]
         made: dict[tuple[int, int], State] = {}
         for row, length in sorted(set(zip(rows, lengths, strict=True))):

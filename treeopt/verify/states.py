@@ -11,10 +11,17 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedConfig
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.base import Base
+
+_SHARE = 0.8  # of free memory that the rows of a step may take
+_TOKENS = 64  # by which a text grows before its memory is looked at again
 
 
 class Unlike(ValueError):
@@ -82,6 +89,30 @@ def selected(cache: Any, rows: Tensor) -> Any:
 def size_of(cache: Any) -> int:
     """Bytes of all tensors of a cache, each counted once."""
     return sum({id(tensor): tensor.nbytes for tensor in _tensors(cache)}.values())
+
+
+def check_memory(
+    base: Base, rows: int, lengths: Sequence[int], caches: Sequence[Any], fitting: set[tuple[int, int]]
+) -> None:
+    """Raise E403 unless copies of the largest of the caches, one for each of all rows of a step, fit into memory.
+
+    `lengths` are the tokens of the texts; `fitting` has the numbers of rows, and lengths, that are known to fit.
+    """
+    seen = rows, max(lengths) // _TOKENS
+    if seen in fitting:
+        return
+    each = max(map(size_of, caches))
+    if base.device.type == "cuda":
+        unused = torch.cuda.memory_reserved(base.device) - torch.cuda.memory_allocated(base.device)
+        free = torch.cuda.mem_get_info(base.device)[0] + unused
+    else:
+        free = psutil.virtual_memory().available
+    if rows * each > _SHARE * free:
+        what = f"{base.name}: {rows} paths of {each:,} bytes of state, {rows * each:,} in all"
+        why = f"each path of a tree has a copy of the model's state; {free:,} bytes are free"
+        fix = "a tree with fewer leaves, a smaller batch or a shorter context"
+        raise TreeoptError(Code.OUT_OF_MEMORY, what, why=why, fix=fix)
+    fitting.add(seen)
 
 
 def _tensors(cache: Any) -> Iterator[Tensor]:
