@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import math
@@ -27,7 +28,7 @@ from treeopt.tree import Tree
 from treeopt.verify import paths as module
 from treeopt.verify.buffers import compile_tree
 from treeopt.verify.paths import PathForward, PathSession, Ways, fixed_price, rows_of
-from treeopt.verify.probe import bytes_per_path, check_trees, forward_of, probed, route_of
+from treeopt.verify.probe import check_trees, forward_of, probed, route_of
 from treeopt.verify.session import TreeForward
 from treeopt.verify.states import joined, size_of, taken
 
@@ -404,15 +405,18 @@ def test_too_much_memory_is_one_error_before_it_is_allocated(name: str, monkeypa
     assert error.what.startswith(f"{name}: 9 paths of {session.bytes_per_row:,} bytes")
 
 
-@looped("name", [STATES, "lfm2", "bloom"])
 @torch.inference_mode()
-def test_bytes_of_a_path_are_known_before(name: str) -> None:
-    """After 40 tokens a text has as many bytes as was said; with tree masks no path has any."""
-    base = family(name)
-    session, _, _ = forward_of(base, 1, 0).begin([tokens_of(0, 40)], 1)
-    assert isinstance(session, PathSession)
-    assert bytes_per_path(base, 40) == session.bytes_per_row
-    assert bytes_per_path(tiny_base("llama"), 40) == 0
+def test_bytes_are_logged_before_they_are_allocated(caplog: pytest.LogCaptureFixture) -> None:
+    """Model, rows and bytes once, and again where they are twice as many."""
+    base = Base(copy.deepcopy(family(STATES).model), None, STATES)
+    caplog.set_level("INFO", logger="treeopt")
+    said = []
+    for length in (8, 10, 110):
+        session, _, _ = PathForward(base, TREE.nodes, TREE.depth, Ways(True, False)).begin([tokens_of(0, length)], 8)
+        each = session.bytes_per_row
+        session.verify(tokens_of(0, 1, 6), compile_tree(TREE))
+        said.append(f"{STATES}: 3 paths of {each:,} bytes of state, {3 * each:,} in all")
+    assert [record.message for record in caplog.records] == [said[0], said[2]]
 
 
 def test_a_compiled_forward_is_refused() -> None:

@@ -107,20 +107,6 @@ def forward_of(
     return PathForward(base, nodes, depth, route.ways)
 
 
-@torch.inference_mode()
-def bytes_per_path(base: Base, tokens: int) -> int:
-    """Bytes of state that each path of a step has a copy of, after so many tokens; 0 on the route of tree masks.
-
-    By the caches of two short texts: at most this where layers have windows. Nothing of that size is allocated.
-    """
-    ways = probed(base).ways
-    if ways is None:
-        return 0
-    forward, ids = PathForward(base, 1, 0, ways), _tokens(base, _PREFIX)
-    less, more = (forward.begin([ids[:length]], 1)[0].bytes_per_row for length in (_PREFIX // 2, _PREFIX))
-    return more + math.ceil((more - less) / (_PREFIX - _PREFIX // 2) * (tokens - _PREFIX))
-
-
 def levels_of(base: Base, rows: int) -> LevelSession | StateLevels:
     """Texts in progress on a draft model, by its route."""
     ways = probed(base).ways

@@ -8,6 +8,8 @@ lists and dictionaries of tensors, whose first dimension is the batch, and of nu
 from __future__ import annotations
 
 import copy
+import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,13 +17,16 @@ import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 
 _SHARE = 0.8  # of free memory that the rows of a step may take
 _TOKENS = 64  # by which a text grows before its memory is looked at again
+
+_log = logging.getLogger(__name__)
+_logged: weakref.WeakKeyDictionary[PreTrainedModel, int] = weakref.WeakKeyDictionary()  # bytes that were logged
 
 
 class Unlike(ValueError):
@@ -96,7 +101,8 @@ def check_memory(
 ) -> None:
     """Raise E403 unless copies of the largest of the caches, one for each of all rows of a step, fit into memory.
 
-    `lengths` are the tokens of the texts; `fitting` has the numbers of rows, and lengths, that are known to fit.
+    `lengths` are the tokens of the texts; `fitting` has the numbers of rows, and lengths, that are known to fit. The
+    bytes of a model are logged before they are allocated, and again where they are twice as many.
     """
     seen = rows, max(lengths) // _TOKENS
     if seen in fitting:
@@ -107,11 +113,14 @@ def check_memory(
         free = torch.cuda.mem_get_info(base.device)[0] + unused
     else:
         free = psutil.virtual_memory().available
+    what = f"{base.name}: {rows} paths of {each:,} bytes of state, {rows * each:,} in all"
     if rows * each > _SHARE * free:
-        what = f"{base.name}: {rows} paths of {each:,} bytes of state, {rows * each:,} in all"
         why = f"each path of a tree has a copy of the model's state; {free:,} bytes are free"
         fix = "a tree with fewer leaves, a smaller batch or a shorter context"
         raise TreeoptError(Code.OUT_OF_MEMORY, what, why=why, fix=fix)
+    if rows * each >= 2 * _logged.get(base.model, 0):
+        _log.info("%s", what)
+        _logged[base.model] = rows * each
     fitting.add(seen)
 
 
