@@ -5,14 +5,12 @@
 --build compiles llama.cpp's Python bindings from their source package into FOLDER (some minutes with a compiler) and
 uses them there; else they must be installed. The SmolLM2 GGUF answers AlpacaEval prompts, greedy, on one thread, with
 the bindings' own prompt lookup of 0 to 10 drafts, of which 10 is their default. Every repeat decodes the next prompt
-with each length in turn; times are CPU seconds after the first token. First, on other prompts:
+with each length in turn; times are CPU seconds after the first token. First other prompts are decoded so, from which:
 
-- a step of each number of drafts is timed, with drafts that are never right;
+- the mean seconds of a step of each length are given to treeopt as a CSV file. Prompt lookup finds no match at some
+  steps, which then have fewer drafts, so steps with all drafts would be dearer than those that the engine takes;
 - a chain of 10 drafts is counted, as an engine's counters would. `treeopt export --measured` estimates the tokens per
   step of shorter chains from these counts alone.
-
-Prompt lookup finds no match at some steps, which then have fewer drafts. So the seconds of a length are the mean over
-the steps of that run, each with its own number of drafts. They are given to treeopt as a CSV file.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,8 +42,8 @@ from treeopt.optimize.counters import estimate_chains
 PACKAGE = "llama-cpp-python==0.3.36"
 # With GGML_NATIVE this version crashes in `decode` on a CPU with AMX.
 FLAGS = ("AVX", "AVX2", "FMA", "F16C", "BMI2", "AVX512")
-WARM = 4  # steps before a time begins
 DEFAULT = 10  # drafts of LlamaPromptLookupDecoding
+LENGTHS = range(DEFAULT + 1)
 BEST_GOAL, ERROR_GOAL = 0.97, 0.03
 MESSAGE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
@@ -134,39 +132,18 @@ class Engine:
                 break
         return tokens, time.process_time() - begin
 
-    def seconds(self, ids: Sequence[int], drafts: int | None, count: int) -> float:
-        """CPU seconds of a step with so many drafts, none of them right, and of looking them up; None is plain."""
 
-        def wrong(found: NDArray[np.intc], /, **_: Any) -> NDArray[np.intc]:
-            self.lookup(found, 2, drafts or 1)
-            made: NDArray[np.intc] = np.full(drafts or 0, model.token_bos(), np.intc)
-            return made
-
-        model = self.plain if drafts is None else self.drafting
-        model.draft_model = None if drafts is None else wrong
-        stream = model.generate(list(ids), temp=0.0)
-        model.reset()
-        for _ in range(1 + WARM):
-            next(stream)
-        begin = time.process_time()
-        for _ in range(count):
-            next(stream)
-        return (time.process_time() - begin) / count
-
-
-def timed(engine: Engine, ids: Sequence[int], rounds: int, count: int) -> tuple[float, list[float]]:
-    """Median seconds of a plain step, and of steps with 0, 1, ... `DEFAULT` drafts, taken in turn."""
-    found = [[engine.seconds(ids, drafts, count) for drafts in (None, *range(DEFAULT + 1))] for _ in range(rounds)]
-    plain, *seconds = np.median(found, axis=0).tolist()
-    return plain, seconds
-
-
-def csv_lines(plain: float, seconds: Sequence[float], proposed: Sequence[int]) -> Iterator[str]:
-    """The mean seconds of a step at each length, of steps that propose at most so many drafts."""
-    yield "tokens, seconds"
-    yield f"1, {plain:.6f}"
-    for drafts in range(1, DEFAULT + 1):
-        yield f"{drafts + 1}, {np.mean([seconds[min(one, drafts)] for one in proposed]):.6f}"
+def run_all(engine: Engine, known: Sequence[list[int]], new_tokens: int) -> tuple[dict[int, Steps], dict[int, float]]:
+    """The counts and the mean seconds of a step of each length, all in turn on each prompt."""
+    counts, spent, tokens = {drafts: Steps() for drafts in LENGTHS}, np.zeros(len(LENGTHS)), np.zeros(len(LENGTHS))
+    for number, ids in enumerate([known[0], *known]):
+        for drafts in LENGTHS:
+            made, seconds = engine.run(ids, new_tokens, drafts, counts[drafts] if number else None)
+            if number:  # the first one warms
+                tokens[drafts] += made
+                spent[drafts] += seconds
+    each = (spent / tokens).tolist()
+    return counts, {drafts: each[drafts] * counts[drafts].tokens_per_step for drafts in LENGTHS}
 
 
 def main() -> None:
@@ -179,9 +156,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.build:
         built(options.build)
-    known, rounds = 12, 9
+    known = 12
     if options.tiny:
-        options.new_tokens, options.repeats, known, rounds = 8, 2, 2, 1
+        options.new_tokens, options.repeats, known = 8, 2, 2
     print(machine(1))
     try:
         engine = Engine(shared_file(options.shared))
@@ -192,46 +169,44 @@ def main() -> None:
     rows = json.loads((options.shared / "data" / "alpaca_eval.json").read_text())
     random.Random(0).shuffle(rows)  # neighbours are alike
     texts = [engine.ids(row["instruction"]) for row in rows if len(row["instruction"]) < 800]
-    choose(engine, texts[:known], texts[known:], rounds, options)
+    choose(engine, texts[:known], texts[known:], options)
 
 
 def choose(
-    engine: Engine, known: Sequence[list[int]], others: Sequence[list[int]], rounds: int, options: argparse.Namespace
+    engine: Engine, known: Sequence[list[int]], others: Sequence[list[int]], options: argparse.Namespace
 ) -> None:
     """Choose a length by counts and step times on the known prompts, and measure all lengths on the others."""
-    plain, seconds = timed(engine, known[0], rounds, min(16, options.new_tokens))
-    print("step of 0, 1, ... drafts over plain: " + " ".join(f"{one / plain:.2f}" for one in seconds))
-    counted = Steps()
-    for ids in known:
-        engine.run(ids, options.new_tokens, DEFAULT, counted)
-    histogram = [Counter(counted.accepted)[drafts] for drafts in range(DEFAULT + 1)]
-    estimates = estimate_chains(MeasuredAcceptance(mean_acceptance(histogram), tuple(histogram)))
-    proposed = counted.proposed[: len(counted.accepted)]
+    counts, seconds = run_all(engine, known, options.new_tokens)
     print(
-        f"counted at {DEFAULT}: {len(proposed)} steps, {np.mean(np.array(proposed) > 0):.1%} with drafts: {histogram}"
+        "mean step of 0, 1, ... drafts over plain: " + " ".join(f"{one / seconds[0]:.2f}" for one in seconds.values())
     )
+    counted = counts[DEFAULT]
+    histogram = [Counter(counted.accepted)[drafts] for drafts in LENGTHS]
+    estimates = estimate_chains(MeasuredAcceptance(mean_acceptance(histogram), tuple(histogram)))
+    drafted = np.mean(np.array(counted.proposed[: len(counted.accepted)]) > 0)
+    print(f"counted at {DEFAULT}: {len(counted.accepted)} steps, {drafted:.1%} with drafts: {histogram}")
     with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
-        file.write("\n".join(csv_lines(plain, seconds, proposed)) + "\n")
+        rows = (f"{drafts + 1}, {one:.6f}" for drafts, one in seconds.items())
+        file.write("\n".join(["tokens, seconds", *rows]) + "\n")
         file.flush()
         profile = load_profile(file.name)
     [budget] = chains_by_batch(np.array(estimates.tokens), profile).values()
     chosen, known_seconds = budget.nodes - 1, profile.curve(1)[1]
-    lengths = range(DEFAULT + 1)
-    check_estimates(engine, known, counted, estimates.chains, options.new_tokens)
-    rates: dict[int, list[float]] = {drafts: [] for drafts in lengths}
-    made = {drafts: Steps() for drafts in lengths}
+    check_estimates(counts, estimates.chains)
+    rates: dict[int, list[float]] = {drafts: [] for drafts in LENGTHS}
+    made = {drafts: Steps() for drafts in LENGTHS}
     for number in range(options.repeats + 1):
-        for drafts in lengths:
+        for drafts in LENGTHS:
             tokens, spent = engine.run(others[number % len(others)], options.new_tokens, drafts, made[drafts])
             if number:  # the first one warms
                 rates[drafts].append(max(tokens, 1) / spent)
     print("drafts  tokens per step  tokens/s  over plain  expected")
-    for drafts in lengths:
+    for drafts in LENGTHS:
         _, mean, _ = interval(rates[drafts], rates[0])
-        speedup = estimates.tokens[drafts] * plain / known_seconds[drafts]
+        speedup = estimates.tokens[drafts] * seconds[0] / known_seconds[drafts]
         rate, tau = float(np.median(rates[drafts])), made[drafts].tokens_per_step
         print(f"{drafts:6}  {tau:15.3f}  {rate:8.1f}  {mean:10.3f}  {speedup:8.3f}")
-    best = max(lengths, key=lambda drafts: float(np.mean(np.log(rates[drafts]))))
+    best = max(LENGTHS, key=lambda drafts: float(np.mean(np.log(rates[drafts]))))
     low, mean, high = interval(rates[chosen], rates[best])
     within = f"{best} is the best measured; 90 % interval {low:.3f} to {high:.3f}, {len(rates[0])} repeats"
     judged(f"chosen {chosen} drafts over the best", mean if high < 1 else max(mean, 1.0), BEST_GOAL, within)
@@ -241,16 +216,12 @@ def choose(
     judged("half width of the intervals to the best and to plain", widest, WIDEST, most=True)
 
 
-def check_estimates(
-    engine: Engine, known: Sequence[list[int]], counted: Steps, chains: Sequence[Any], new_tokens: int
-) -> None:
+def check_estimates(counts: Mapping[int, Steps], chains: Sequence[Any]) -> None:
     """The estimated tokens per step of every length beside those that are counted on the same prompts."""
     print("drafts  tokens per step, counted  estimated, 90 %")
     worst, held = 0.0, 0
     for chain in chains[1:]:
-        steps = Steps() if chain.drafts < DEFAULT else counted
-        for ids in known if steps is not counted else ():
-            engine.run(ids, new_tokens, chain.drafts, steps)
+        steps = counts[chain.drafts]
         worst = max(worst, abs(chain.tokens_per_step / steps.tokens_per_step - 1))
         held += chain.low <= steps.tokens_per_step <= chain.high
         ends = f"{chain.low:.3f} to {chain.high:.3f}"

@@ -184,7 +184,8 @@ class Bench:
 
         Until the first text of a batch ends, unless `whole`.
         """
-        spent, lengths = 0.0, []
+        spent = 0.0
+        lengths: list[int] = []
         for texts in batches:
             rows = decoder.prefill(texts, max(budgets))
             left = dict(zip(range(len(texts)), budgets, strict=False))  # the last batch may be smaller
