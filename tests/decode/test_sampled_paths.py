@@ -6,15 +6,31 @@ import importlib
 from typing import Any
 
 import pytest
-from chances import ALPHA, DrawnPerChild
+import torch
+from chances import ALPHA
 from conftest import ROOT_FOLDER
+from torch import Tensor
 
 from treeopt.decode.rules import Sample
+from treeopt.drafting.interface import Drafts
 from treeopt.models.base import Base
 from treeopt.verify.probe import route_of
 
 FAMILY = "qwen3_5_text"  # one recurrent layer and one of attention; accepted tokens are replayed
-TEXTS, NEW = 8, 90
+TEXTS, NEW = 8, 60
+
+
+class DrawnPerChild(Sample):
+    """Wrong: as the rule of this name in chances.py, for trees that differ by row."""
+
+    def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        choice = self.choose(logits, drafts, generator)
+        at_parents = logits[torch.arange(len(logits))[:, None], drafts.tree.parents]
+        own = self.choose(at_parents, drafts, generator)  # a draw at the parent, for each node
+        right = (own == drafts.tokens)[:, None, :] | ~drafts.tree.attention_mask
+        right[:, :, 0] = True
+        node = right.all(-1).mul(torch.arange(drafts.tokens.shape[1])).amax(-1)
+        return node, choice.gather(1, node[:, None])[:, 0]
 
 
 @pytest.fixture(scope="module")
