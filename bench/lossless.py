@@ -1,6 +1,7 @@
 """Losslessness in random cases: family, dtype, attention, drafter, trees, acceptance rule, batch, ends, processors.
 
     python bench/lossless.py                      # 20,000 cases
+    python bench/lossless.py --families paths     # of the families that verify trees by paths alone
     python bench/lossless.py --case 12345         # one of them
     python bench/lossless.py --case 12345 --set rows=0 --set nodes=4
 
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import transformers
-from lossless_cases import CONTEXTS, Case, draw, prompts_of
+from lossless_cases import CONTEXTS, DRAFTED, KINDS, Case, draw, prompts_of
 from lossless_run import FAILED, REFUSED, ROUNDING, SAME, Result, run
 from lossless_shrink import shrunk
 from timing import add_tiny, machine
@@ -37,7 +38,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
-        self.by: dict[str, Counter[str]] = {name: Counter() for name in (*DIMENSIONS, "rows", "family")}
+        self.by: dict[str, Counter[str]] = {name: Counter() for name in (*DIMENSIONS, "rows", "draft", "family")}
         self.more: Counter[str] = Counter()
         self.p: list[float] = []
         self.tokens = self.steps = 0
@@ -51,6 +52,8 @@ class Tally:
             self.by[name][str(getattr(case, name))] += 1
         self.by["rows"][str(case.rows.count(",") + 1)] += 1
         self.by["family"][case.family] += 1
+        if case.drafter in DRAFTED:
+            self.by["draft"][case.draft] += 1
         self.tokens, self.steps = self.tokens + result.tokens, self.steps + result.steps
         longest = max(map(len, prompts_of(case)))
         room = CONTEXTS[case.context] - longest - case.new
@@ -99,11 +102,11 @@ def show_failure(case: Case, result: Result) -> None:
         print(f"  simpler: {run(simple).detail}\n  {command(simple)}", flush=True)
 
 
-def campaign(first: int, count: int) -> int:
-    """Run the cases of consecutive seeds; the number that failed."""
+def campaign(first: int, count: int, families: Sequence[str]) -> int:
+    """Run the cases of consecutive seeds on some families; the number that failed."""
     tally, begin = Tally(), time.perf_counter()
     for done, seed in enumerate(range(first, first + count), start=1):
-        case = draw(seed)
+        case = draw(seed, families)
         result = run(case)
         tally.add(case, result)
         if result.outcome == FAILED:
@@ -127,6 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=CASES)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--families", choices=list(KINDS), default="all", help="by the route of their trees")
     parser.add_argument("--case", type=int, help="run the case of this seed alone")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="with --case: change a field")
     add_tiny(parser)
@@ -134,11 +138,12 @@ def main() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     print(f"{machine(1)}, transformers {transformers.__version__}")
+    families = KINDS[options.families]
     if options.case is None:
-        if campaign(options.first, TINY if options.tiny else options.cases):
+        if campaign(options.first, TINY if options.tiny else options.cases, families):
             sys.exit(1)
         return
-    case = with_settings(draw(options.case), options.set)
+    case = with_settings(draw(options.case, families), options.set)
     result = run(case)
     print(case, *map(str, prompts_of(case)), result, sep="\n")
     if result.outcome == FAILED:

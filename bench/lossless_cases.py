@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from tiny_families import TREE_FAMILIES, VOCAB
+from tiny_families import PATH_FAMILIES, TREE_FAMILIES, VOCAB
 
 from treeopt.decode.rejection import Rejection
 from treeopt.decode.rules import Greedy, Rule, Sample, Typical
@@ -18,6 +18,7 @@ NEW = 24
 POOL = 6  # prompts of a model
 LEVELS = 4
 CONTEXTS = {"short": 56, "long": 320}  # tokens; a cache of 256 entries grows in the second
+KINDS = {"all": TREE_FAMILIES + PATH_FAMILIES, "tree": TREE_FAMILIES, "paths": PATH_FAMILIES}  # families, by route
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 DRAFTERS = (
     *("known",) * 8,
@@ -33,6 +34,8 @@ DRAFTERS = (
     "recycling",
     "drawn chain",
 )
+DRAFTED = ("model", "model+ngram", "drawn chain")  # by a draft model of its own
+DRAFTS = ("llama", "llama", "lfm2", "qwen3_5_text")  # families of draft models, the last two on the route of paths
 EXACT: dict[str, Rule] = {
     "greedy": Greedy(),
     "sample at temperature 0": Sample(0.0, seed=3),
@@ -70,14 +73,15 @@ class Case:
     rule: str
     via: str
     processors: str
+    draft: str  # family of the draft model
 
     @property
     def block(self) -> int:
         return self.seed // BLOCK
 
 
-def draw(seed: int, families: Sequence[str] = TREE_FAMILIES) -> Case:
-    """The case of a seed."""
+def draw(seed: int, families: Sequence[str] = KINDS["all"]) -> Case:
+    """The case of a seed; it depends on `families` by its family alone."""
     block, place = divmod(seed, BLOCK)
     turn = np.random.default_rng([11, block // len(families)])
     family = families[turn.permutation(len(families))[block % len(families)]]
@@ -108,6 +112,7 @@ def draw(seed: int, families: Sequence[str] = TREE_FAMILIES) -> Case:
         rule=rule,
         via=via,
         processors=processors,
+        draft=str(shared.choice(DRAFTS)),
     )
     longest = max(len(prompt) for prompt in prompts_of(case))
     room = CONTEXTS[context] - longest

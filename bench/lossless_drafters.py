@@ -69,7 +69,7 @@ def _draft(case: Case, base: Base) -> Base:
     """The draft model: the base itself, or another random model."""
     if case.drafter == "itself" or (case.drafter == "drawn chain" and case.seed % 2):
         return base
-    return base_of("llama", "sdpa", "float32", case.context, -1 - case.block % 2)
+    return base_of(case.draft, "sdpa", "float32", case.context, -1 - case.block % 2)
 
 
 def _tree(case: Case, drafter: str, ranks: int) -> Tree:

@@ -185,8 +185,8 @@ def _typical(base: Base, prompts: list[list[int]], made: list[Decoded]) -> Resul
     slack = 0.05 if base.dtype is torch.bfloat16 else 1e-3
     for prompt, one in zip(prompts, made, strict=True):
         ids = torch.tensor([[*prompt, *one.tokens]])
-        places = torch.arange(ids.shape[1])[None]
-        logits = base.model(ids, position_ids=places, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
+        given = {"attention_mask": torch.ones_like(ids), "position_ids": torch.arange(ids.shape[1])[None]}
+        logits = base.forward(ids, use_cache=False, **given)[0][0, len(prompt) - 1 : -1].double()
         p = (logits / rule.temperature).softmax(-1)
         least = torch.special.entr(p).sum(-1).neg().exp().mul(rule.delta).clamp_max(rule.epsilon)
         chosen = p[torch.arange(len(p)), torch.tensor(one.tokens)]

@@ -40,6 +40,7 @@ def _simpler(case: Case) -> list[Case]:
         {"via": "alone"} if case.via != "batch" else {"via": "batch"},
         {"processors": "none"},
         {"ends": 0},
+        {"draft": "llama"},
         {"dtype": "float64"},
         {"attention": "eager"},
         {"context": "short"},

@@ -19,7 +19,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from treeopt.models.base import Base
 
 
-@functools.lru_cache(6)
+@functools.lru_cache(12)
 def base_of(family: str, attention: str, dtype: str, context: str, block: int) -> Base:
     """A random model; with eager attention where the family has no other."""
     make = functools.partial(tiny_model, family, seed=block, dtype=DTYPES[dtype], context=CONTEXTS[context])

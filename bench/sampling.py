@@ -2,6 +2,7 @@
 
     python bench/sampling.py agree --model tinystories|pocket [--plans 200]
     python bench/sampling.py loss --model tinystories|pocket
+    python bench/sampling.py paths [--texts 64] [--new-tokens 64]
 
 `agree` draws plans at random: a temperature from 0.2 to 1.4, the drafter heads or heads+ngram, and a static tree or
 per-step trees. The prediction of each is replay over the target's probabilities of texts that stock `generate` sampled
@@ -12,6 +13,8 @@ of accepted drafts over the same texts.
 
 `loss` builds trees on the first half of the prompts and evaluates them on texts of the second half that are sampled at
 each temperature: the tree built for greedy text, the tree built for the temperature, and the Medusa tree of each.
+
+`paths` tests texts of tiny recurrent models, which verify trees by paths, by chi-square; see `sampled_paths.py`.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from drafting_halves import Pair, load
+from sampled_paths import p_of_texts, small_family
 from timing import add_tiny, machine
 
 from treeopt.calibrate.pipeline import run_calibration
@@ -48,6 +52,8 @@ from treeopt.tree import Tree
 FARTHEST = 4.0  # z-scores beyond it are named
 LOSS_TEMPERATURES = (0.7, 1.0)
 LOSS_NODES = (16, 64)
+PATHS = ("qwen3_5_text", "lfm2", "mamba2", "bamba")  # families of `paths`
+PATHS_TEMPERATURES = (0.7, 1.0)
 
 
 @dataclass(frozen=True)
@@ -204,18 +210,34 @@ def print_loss(name: str, greedy: Calibration, fitted: Calibration, fresh: Calib
     )
 
 
+def paths(families: Sequence[str], texts: int, new_tokens: int) -> None:
+    """Print the p-value of each family and temperature."""
+    found = []
+    for family in families:
+        base = small_family(family, new_tokens + 16)
+        for temperature in PATHS_TEMPERATURES:
+            p, tokens_per_step = p_of_texts(base, Sample(temperature, seed=1), texts, new_tokens)
+            found.append(p)
+            print(f"{family}, temperature {temperature}: p {p:.3g}, {tokens_per_step:.2f} tokens per step", flush=True)
+    print(f"{len(found)} tests of {texts} texts of {new_tokens} tokens, least p {min(found):.2g}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["agree", "loss"])
+    parser.add_argument("what", choices=["agree", "loss", "paths"])
     parser.add_argument("--model", choices=["tinystories", "pocket"], default="tinystories")
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
     parser.add_argument("--plans", type=int, default=200)
-    parser.add_argument("--texts", type=int, default=64, help="of each side of `agree`")
-    parser.add_argument("--new-tokens", type=int, default=64, help="of each text of `agree`")
+    parser.add_argument("--texts", type=int, default=64, help="of each side of `agree`; of `paths`")
+    parser.add_argument("--new-tokens", type=int, default=64, help="of each text of `agree` and `paths`")
     add_tiny(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(machine(1))
+    if options.what == "paths":
+        texts, new_tokens = (2, 8) if options.tiny else (options.texts, options.new_tokens)
+        paths(PATHS[:1] if options.tiny else PATHS, texts, new_tokens)
+        return
     pair = load(options.model, options.shared, tiny=options.tiny)
     if options.what == "agree":
         plans, texts, new_tokens = (2, 4, 12) if options.tiny else (options.plans, options.texts, options.new_tokens)

@@ -58,7 +58,7 @@ CALLS = {
     "learned_text": ["pocket --heads pocket --shared {shared}"],
     "llama": ["pocket --shared {shared}"],
     "llama_lengths": ["--shared {shared}"],
-    "lossless": ["", "--case 7"],
+    "lossless": ["", "--case 7", "--families paths --case 7"],
     "make_hybrid": [],  # tests/test_making.py, as the next three
     "make_pocket": [],
     "make_pocket_draft": [],
@@ -70,7 +70,7 @@ CALLS = {
     "path_trees": ["{file}"],
     "pocket": [""],
     "recommended": ["--shared {shared} --model smollm2 tinystories"],
-    "sampling": ["agree --shared {shared}", "loss --model pocket --shared {shared}"],
+    "sampling": ["agree --shared {shared}", "loss --model pocket --shared {shared}", "paths"],
     "schemas": ["-o {file}"],
     "speed": ["tinystories --shared {shared}", "heads"],
     "step": ["pocket"],
@@ -94,6 +94,7 @@ PARTS = {
     "lossless_stock",
     "tiny_families",
     "mutation_child",
+    "sampled_paths",
     "mutation_sites",
     "mutation_trees",
 }  # modules that the scripts import

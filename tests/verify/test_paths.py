@@ -23,7 +23,10 @@ from torch import Tensor
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.errors import Code
+from treeopt.evaluate.divergence import Cause
+from treeopt.evaluate.validate import validate
 from treeopt.models.base import Base
+from treeopt.texts.encode import Text
 from treeopt.tree import Tree
 from treeopt.verify import paths as module
 from treeopt.verify.buffers import compile_tree
@@ -417,6 +420,19 @@ def test_bytes_are_logged_before_they_are_allocated(caplog: pytest.LogCaptureFix
         session.verify(tokens_of(0, 1, 6), compile_tree(TREE))
         said.append(f"{STATES}: 3 paths of {each:,} bytes of state, {3 * each:,} in all")
     assert [record.message for record in caplog.records] == [said[0], said[2]]
+
+
+def test_rounding_in_bfloat16_is_reported() -> None:
+    """Decoding runs; each text that is not that of stock generate differs by a tie or rounding, which is no failure."""
+    base = Base(copy.deepcopy(family(STATES).model).to(torch.bfloat16), None, STATES)
+    route = probed(base)
+    assert route.kind == "paths"
+    assert route.rounding <= 0.1
+    texts = [Text(f"a:{row}", prompt, []) for row, prompt in enumerate(PROMPTS)]
+    tree = random_tree(3, nodes=8, depth=3, ranks=4)
+    found = validate(base, random_heads(base, 3).to(torch.bfloat16), tree, texts, max_new_tokens=NEW).judged(base)
+    assert {one.cause for one in found.our_differences} <= {Cause.TIE, Cause.ROUNDING}
+    assert not found.failures
 
 
 def test_a_compiled_forward_is_refused() -> None:
