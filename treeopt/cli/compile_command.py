@@ -34,6 +34,3 @@ def run(console: Console, tree: str, output: str | None, force: bool) -> None:
         console.say(f"{name:17} {str(getattr(buffers, name).dtype).removeprefix('torch.'):6} {shape}")
     console.note(f"wrote {target}")
     console.result({**picked(record, "nodes", "depth"), "top_k": buffers.top_k, "shapes": shapes, "output": target})
-
-
-command = run

@@ -83,6 +83,3 @@ def run(console: Console, **options: Any) -> None:
     console.warn(*few_texts(calibration))
     console.note(f"wrote {options['output']}")
     console.result({"output": options["output"]})
-
-
-command = run

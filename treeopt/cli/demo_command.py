@@ -105,9 +105,6 @@ def run(console: Console, output: str, force: bool) -> None:
     console.result({"output": output, "files": written, "trees": results})
 
 
-command = run
-
-
 def _report(console: Console, results: dict[str, dict[str, Any]]) -> None:
     """Print the figures of autoregressive decoding and of the trees, side by side."""
     rows = [["autoregressive", "1.000", "1.000", "1.00", "yes"]]

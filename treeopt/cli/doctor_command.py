@@ -52,9 +52,6 @@ def run(context: click.Context, console: Console) -> None:
         context.exit(EXIT_ENVIRONMENT)
 
 
-command = run
-
-
 @dataclass(frozen=True)
 class Check:
     """A finding: what was checked, its status, what was found in a line, and what to do."""

@@ -38,6 +38,3 @@ def run(console: Console, file: str, name: str, output: str, force: bool) -> Non
     console.note(f"wrote {output}")
     found_tree = picked(tree, "nodes", "depth", "paths")
     console.result({**picked(found, "layout", "assumed"), **found_tree, "output": output})
-
-
-command = run

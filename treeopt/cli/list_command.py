@@ -25,6 +25,3 @@ def run(console: Console) -> None:
         for name, tree in trees.items()
     ]
     console.result({"trees": described, "prompt_sets": list(prompt_sets())})
-
-
-command = run

@@ -39,6 +39,3 @@ def run(console: Console, **options: Any) -> None:
         calibration = with_configuration(calibration, {**console.configuration, **named})
     save_calibration(calibration, options["output"], overwrite=options["force"])
     report_calibration(console, run, options["output"])
-
-
-command = run

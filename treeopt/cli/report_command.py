@@ -57,6 +57,3 @@ def run(console: Console, **options: Any) -> None:
     console.say(f"wrote {options['output']}: {written:,} bytes")
     sections = [name for name in PARTS if name in data]
     console.result({"output": options["output"], "bytes": written, "inputs": sections})
-
-
-command = run

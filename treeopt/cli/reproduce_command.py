@@ -72,9 +72,6 @@ def run(console: Console, file: str, mapped: tuple[str, ...], **devices: str | N
         )
 
 
-command = run
-
-
 def _mapped(value: Any, mapping: Mapping[str, str]) -> Any:
     """The value of an option with the present names of inputs, or of the folders that they are in."""
     if isinstance(value, list):

@@ -131,11 +131,7 @@ def heartbeat(name: str) -> Progress:
 
 
 # Variables by which other libraries print errors only; each is read when its library is imported.
-QUIET_LIBRARIES = {
-    "TRANSFORMERS_VERBOSITY": "error",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "TQDM_DISABLE": "1",
-}
+QUIET_LIBRARIES = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}
 
 
 def show_messages(*, verbose: bool) -> None:
