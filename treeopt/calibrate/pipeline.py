@@ -257,14 +257,7 @@ def _answered(job: Job, batches: Batches) -> tuple[list[Text], list[Skipped]]:
 def _learned(job: Job, texts: Sequence[Text], learning: Learning) -> Learned:
     """Step three: a drafter from the texts, the same in all processes of the run."""
     learned = learn(
-        job.base,
-        job.heads,
-        texts,
-        learning,
-        options=job.options,
-        draft=job.draft,
-        run=job.run,
-        progress=job.progress,
+        job.base, job.heads, texts, learning, options=job.options, draft=job.draft, run=job.run, progress=job.progress
     )
     learned = dataclasses.replace(learned, drafter=dataclasses.replace(learned.drafter, source=source_of(job)))
     if job.run.team is not None:

@@ -94,12 +94,7 @@ def adjusted_p(tests: Sequence[DistributionTest]) -> float | None:
 
 
 def compare_texts(
-    base: Base,
-    text: Text,
-    score: Score,
-    decoders: tuple[Baseline, Baseline],
-    draws: int,
-    number: int = 0,
+    base: Base, text: Text, score: Score, decoders: tuple[Baseline, Baseline], draws: int, number: int = 0
 ) -> DistributionTest:
     """Draw texts of one prompt by two decoders, the one that is tested and stock `generate`, and test the first one.
 

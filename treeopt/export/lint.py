@@ -212,14 +212,7 @@ def _draft_rows(tree: Tree) -> list[RankPath]:
 
 
 def _finding(
-    rule: str,
-    what: str,
-    fix: str,
-    why: str,
-    *,
-    paths: Sequence[RankPath] = (),
-    engine: Engine,
-    severity: str = ERROR,
+    rule: str, what: str, fix: str, why: str, *, paths: Sequence[RankPath] = (), engine: Engine, severity: str = ERROR
 ) -> Finding:
     return Finding(rule, severity, engine.name, what, why, fix, tuple(paths[:_SHOWN]), len(paths))
 

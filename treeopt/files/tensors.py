@@ -31,11 +31,7 @@ def canonical_json(data: Any) -> str:
 
 
 def write_arrays(
-    path: str | os.PathLike[str],
-    arrays: Mapping[str, NDArray[Any]],
-    header: Mapping[str, Any],
-    *,
-    overwrite: bool,
+    path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any], *, overwrite: bool
 ) -> None:
     """Write arrays and a JSON header with a checksum of both, atomically."""
     ordered = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
