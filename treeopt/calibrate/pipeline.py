@@ -6,8 +6,6 @@ gives the hidden states of all positions, from which the drafter ranks every tru
 runs its heads at every step.)
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence

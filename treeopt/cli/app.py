@@ -1,7 +1,5 @@
 """The program `treeopt`. A command is imported when it is called, so that `--help` is fast."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import os

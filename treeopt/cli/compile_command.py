@@ -1,7 +1,5 @@
 """`treeopt compile`: a tree to tensors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

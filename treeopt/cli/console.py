@@ -3,8 +3,6 @@
 Results go to standard output, everything else to standard error. With `--json` standard output is one JSON object.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """`treeopt curve`: tokens per step, overhead and speedup for every size of tree."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """The command `treeopt demo`."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -3,8 +3,6 @@
 Each check imports what it needs, and an exception in it is a finding, so that a broken installation is described.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.metadata

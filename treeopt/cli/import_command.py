@@ -1,7 +1,5 @@
 """`treeopt import`: a tree from the file of an engine."""
 
-from __future__ import annotations
-
 import click
 
 import treeopt

@@ -1,7 +1,5 @@
 """`treeopt list`: the bundled trees, prompt sets and model."""
 
-from __future__ import annotations
-
 import treeopt
 from treeopt.cli.console import Console, command
 from treeopt.files.bundled import POCKET, POCKET_DRAFT, prompt_sets, zoo

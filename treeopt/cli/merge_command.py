@@ -1,7 +1,5 @@
 """The command `treeopt merge`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`treeopt report`: calibrations, a tree and results of other commands as one HTML file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

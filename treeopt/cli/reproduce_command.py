@@ -1,7 +1,5 @@
 """`treeopt reproduce`: run the command that made a file again, and compare."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -4,8 +4,6 @@ An escape sequence in a tree file, a prompt's category or a file name could othe
 terminal. JSON is printed in ASCII, in which such characters are escaped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -5,8 +5,6 @@ independent draws. The distribution is tested on short texts: the likeliest are 
 others are counted together by the longest listed prefix that they begin with, and chi-square tests compare the counts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

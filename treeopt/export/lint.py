@@ -1,7 +1,5 @@
 """The rules of engines for trees: what an engine would refuse or misread, and trees built within its limits."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence

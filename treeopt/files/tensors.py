@@ -3,8 +3,6 @@
 The header is one metadata key, because the order of several keys differs between processes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
