@@ -89,7 +89,7 @@ def _texts(path: Path) -> object:
 
 def _options(path: Path) -> object:
     from treeopt.cli.app import program
-    from treeopt.cli.build_command import command
+    from treeopt.cli.build_command import run as command
 
     context = click.Context(command, info_name="build", parent=click.Context(program, info_name="treeopt"))
     option = next(one for one in command.params if one.name == "config")

@@ -3,8 +3,6 @@
 Library modules import them from here.
 """
 
-from __future__ import annotations
-
 # Drafters by name: heads, heads with an n-gram table, an n-gram table alone, a draft model alone or with a table.
 HEADS, HEADS_NGRAM, NGRAM = "heads", "heads+ngram", "ngram"
 MODEL, MODEL_NGRAM = "model", "model+ngram"

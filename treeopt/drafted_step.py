@@ -1,7 +1,5 @@
 """The record of one decoding step: the tree as it was drafted, its tokens, and what of it was accepted."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from treeopt.tree import ROOT, Tree

@@ -3,8 +3,6 @@
 The names are those of `--for` of `treeopt export`, `build` and `show`. Sources are in docs/develop/formats.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

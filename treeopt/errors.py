@@ -7,8 +7,6 @@
 Raise `TreeoptError(Code.X, what, ...)`; the command line prints it and exits with `Code.X.exit_status`.
 """
 
-from __future__ import annotations
-
 import enum
 import errno
 import functools

@@ -1,7 +1,5 @@
 """Reports as data: facts and tables with labels, values and keys, printed as text or as one JSON object."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

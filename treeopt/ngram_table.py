@@ -1,7 +1,5 @@
 """The n-gram table record: the likeliest successors of contexts of one to four tokens, with their probabilities."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any

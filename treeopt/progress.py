@@ -1,7 +1,5 @@
 """Callbacks that report the progress of long work."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Seeds of batches, and checks of seeds and temperatures."""
 
-from __future__ import annotations
-
 import math
 from numbers import Integral, Real
 

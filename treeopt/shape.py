@@ -3,8 +3,6 @@
 A shape holds no weights. Layers of equal matrices are one entry with their number.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass

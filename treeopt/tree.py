@@ -9,8 +9,6 @@ Terms (the same in code, files and on the command line):
 Letters: H heads, K ranks, N nodes (root counted), L leaves, D depth, V vocabulary, d hidden size, B batch, P positions.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 import reprlib

@@ -48,7 +48,7 @@ def test_empty_names_are_usage_errors() -> None:
     """A script's unset variable does not mean the default model, prompts or output, in any command."""
     tried = 0
     for name in COMMANDS:
-        command: click.Command = importlib.import_module(f"treeopt.cli.{name}_command").command
+        command: click.Command = importlib.import_module(f"treeopt.cli.{name}_command").run
         needed = {"train": ["--data", "d", "-o", "o"], "distill": ["-o", "o"], "export": ["--for", "vllm"]}
         given = needed.get(name, [])
         for parameter in command.params:
@@ -141,7 +141,7 @@ def test_debug_escapes_control_characters(monkeypatch: pytest.MonkeyPatch) -> No
 def options() -> Iterator[tuple[str, click.Option]]:
     """Every option of every command."""
     for name in COMMANDS:
-        command: click.Command = importlib.import_module(f"treeopt.cli.{name}_command").command
+        command: click.Command = importlib.import_module(f"treeopt.cli.{name}_command").run
         for parameter in command.params:
             if isinstance(parameter, click.Option):
                 yield name, parameter

@@ -41,7 +41,7 @@ def refused(*arguments: str | Path, target: str | Path) -> str:
 def test_every_command_that_writes_has_force() -> None:
     """A command that writes a file has --force, and no other."""
     for name in COMMANDS:
-        command: click.Command = importlib.import_module(f"treeopt.cli.{name}_command").command
+        command: click.Command = importlib.import_module(f"treeopt.cli.{name}_command").run
         options = {option for parameter in command.params for option in parameter.opts}
         writes = {"--output", "--svg"} & options
         assert bool(writes) == ("--force" in options), name

@@ -316,7 +316,7 @@ def test_stage_two_without_peft(chat: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_defaults_are_those_of_the_settings() -> None:
     """Each option of `train` that names a setting has its default."""
-    shown = {option.name: option for option in train_command.command.params}
+    shown = {option.name: option for option in train_command.run.params}
     names = ("num_heads", "blocks", "epochs", "batch_size", "accumulate", "warmup", "weight_decay", "holdout")
     names = (*names, "log_every", "seed", "length", "rank", "alpha", "dropout", "heads_rate")
     assert {name: shown[name].default for name in names} == {name: getattr(JointSettings(), name) for name in names}

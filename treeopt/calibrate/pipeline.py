@@ -6,8 +6,6 @@ gives the hidden states of all positions, from which the drafter ranks every tru
 runs its heads at every step.)
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -257,14 +255,7 @@ def _answered(job: Job, batches: Batches) -> tuple[list[Text], list[Skipped]]:
 def _learned(job: Job, texts: Sequence[Text], learning: Learning) -> Learned:
     """Step three: a drafter from the texts, the same in all processes of the run."""
     learned = learn(
-        job.base,
-        job.heads,
-        texts,
-        learning,
-        options=job.options,
-        draft=job.draft,
-        run=job.run,
-        progress=job.progress,
+        job.base, job.heads, texts, learning, options=job.options, draft=job.draft, run=job.run, progress=job.progress
     )
     learned = dataclasses.replace(learned, drafter=dataclasses.replace(learned.drafter, source=source_of(job)))
     if job.run.team is not None:

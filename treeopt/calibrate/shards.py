@@ -1,7 +1,5 @@
 """Shard files: the traces of some of a run's batches, which `treeopt merge` joins."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The program `treeopt`. A command is imported when it is called, so that `--help` is fast."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import os
@@ -15,7 +13,7 @@ from treeopt.cli.terminal import QUIET_LIBRARIES, closed_output, echo, echo_json
 from treeopt.errors import TreeoptError, system_error
 from treeopt.version import VERSION
 
-# What people do -> command -> one line of help. treeopt.cli.<command>_command has the click command as `command`.
+# What people do -> command -> one line of help. treeopt.cli.<command>_command has the click command as `run`.
 GROUPS = {
     "Measure": {
         "calibrate": "Measure how often a drafter's guesses are correct.",
@@ -78,7 +76,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"treeopt.cli.{cmd_name}_command").command
+        command: click.Command = importlib.import_module(f"treeopt.cli.{cmd_name}_command").run
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -9,7 +9,7 @@ import click
 from treeopt.cli.checks import check_belongs, check_suffix, given
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
-from treeopt.cli.numbers import numbers_option
+from treeopt.cli.numbers import COUNT, NOT_NEGATIVE, numbers_option
 from treeopt.cli.options import (
     calibrations_option,
     check_outputs,
@@ -56,7 +56,7 @@ class _Nodes(click.ParamType[int | str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         if value == AUTO:
             return AUTO
-        return click.IntRange(min=1).convert(value, param, ctx)
+        return COUNT.convert(value, param, ctx)
 
 
 _NODES_HELP = f"Budget, root counted, at most {MAX_NODES:,} ({STEP_SIZES[-1]} for dynamic); auto: the fastest size."
@@ -90,12 +90,9 @@ _ESTIMATE_HELP = "Of the estimate of node values; without --{}, the Medusa tree 
 @click.option("--weights", type=click.Choice(WEIGHTS), default=DEFAULT_WEIGHTS, help=_ESTIMATE_HELP.format("values"))
 @max_rank_option
 @click.option(
-    "--for",
-    "engine",
-    type=click.Choice(list(ENGINES)),
-    help="Keep to the rules of an engine (treeopt show --for).",
+    "--for", "engine", type=click.Choice(list(ENGINES)), help="Keep to the rules of an engine (treeopt show --for)."
 )
-@click.option("--max-depth", type=click.IntRange(min=0), help="Longest path [default: the number of levels].")
+@click.option("--max-depth", type=NOT_NEGATIVE, help="Longest path [default: the number of levels].")
 @temperature_option
 @force_option
 @click.option("-o", "--output", default="tree.yaml", help="File to write.")
@@ -138,9 +135,6 @@ def run(console: Console, **options: Any) -> None:
         _run_static(console, options)
     else:
         _run_dynamic(console, options)
-
-
-command = run
 
 
 def _several(options: dict[str, Any]) -> bool:

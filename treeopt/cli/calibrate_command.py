@@ -114,9 +114,6 @@ def run(console: Console, **options: Any) -> None:
     report_calibration(console, run, options["output"], made, drafts=job.draft is not None)
 
 
-command = run
-
-
 def _load(
     console: Console,
     options: dict[str, Any],
@@ -175,10 +172,7 @@ def _drafting(name: str, options: dict[str, Any]) -> tuple[treeopt.Learning | No
 
 
 def _save(
-    run: CalibrationRun,
-    drafter_file: str | None,
-    options: dict[str, Any],
-    configuration: Mapping[str, Any],
+    run: CalibrationRun, drafter_file: str | None, options: dict[str, Any], configuration: Mapping[str, Any]
 ) -> None:
     """Write the learned drafter, if any, and the calibration, which names its drafter's file."""
     from treeopt.calibrate.shards import save_shard

@@ -11,7 +11,7 @@ import click
 from treeopt.cli.checks import check_inputs, check_suffix, origin_of
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import draft_option, load_draft_model, model_alone
-from treeopt.cli.numbers import SEED
+from treeopt.cli.numbers import COUNT, NOT_NEGATIVE, SEED
 from treeopt.cli.options import (
     check_outputs,
     chosen_prompts,
@@ -49,22 +49,17 @@ _METHODS_HELP = (
 @click.option(
     "--test-limit",
     "texts",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=8,
     help="Most prompts to compare on, spread evenly over those that are not learned.",
 )
-@click.option("--repeats", type=click.IntRange(min=1), default=3, help="Runs of each text.")
+@click.option("--repeats", type=COUNT, default=3, help="Runs of each text.")
 @click.option(
-    "--learn-limit",
-    type=click.IntRange(min=1),
-    default=16,
-    help="Most prompts to learn from, spread evenly over the others.",
+    "--learn-limit", type=COUNT, default=16, help="Most prompts to learn from, spread evenly over the others."
 )
-@click.option(
-    "--learn-tokens", type=click.IntRange(min=0), default=10_000, help="Tokens to sample for each n-gram table."
-)
+@click.option("--learn-tokens", type=NOT_NEGATIVE, default=10_000, help="Tokens to sample for each n-gram table.")
 @click.option("--seed", type=SEED, default=0, help="Seed of sampling.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=16, help="Prompts decoded together while learning.")
+@click.option("--batch-size", type=COUNT, default=16, help="Prompts decoded together while learning.")
 @compile_option
 @nproc_option
 @click.option("--svg", help="Write a bar chart of the speedups.")
@@ -124,9 +119,6 @@ def run(console: Console, **options: Any) -> None:
     parts = {one.setting: comparison_report.data_of(one) for one in found}
     result = parts[found[0].setting] if len(parts) == 1 else {"settings": parts}
     console.result({**result, **origin_of(base, loaded, draft)})
-
-
-command = run
 
 
 def _picture(found: Sequence[Comparison], model: str, nodes: int) -> str:

@@ -1,7 +1,5 @@
 """`treeopt compile`: a tree to tensors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click
@@ -34,6 +32,3 @@ def run(console: Console, tree: str, output: str | None, force: bool) -> None:
         console.say(f"{name:17} {str(getattr(buffers, name).dtype).removeprefix('torch.'):6} {shape}")
     console.note(f"wrote {target}")
     console.result({**picked(record, "nodes", "depth"), "top_k": buffers.top_k, "shapes": shapes, "output": target})
-
-
-command = run

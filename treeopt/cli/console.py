@@ -3,8 +3,6 @@
 Results go to standard output, everything else to standard error. With `--json` standard output is one JSON object.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import traceback
@@ -16,12 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from treeopt.cli.checks import input_names, made_of
-from treeopt.cli.configuration import (
-    COMMON,
-    command_name,
-    config_option,
-    configuration_of,
-)
+from treeopt.cli.configuration import COMMON, command_name, config_option, configuration_of
 from treeopt.cli.examples import EXAMPLES
 from treeopt.cli.processes import follows, is_passed_on, join_team
 from treeopt.cli.terminal import bar, echo, echo_json, heartbeat, printable_cell, show_messages

@@ -1,7 +1,5 @@
 """`treeopt curve`: tokens per step, overhead and speedup for every size of tree."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click
@@ -83,6 +81,3 @@ def run(console: Console, **options: Any) -> None:
     console.warn(*few_texts(calibration))
     console.note(f"wrote {options['output']}")
     console.result({"output": options["output"]})
-
-
-command = run

@@ -1,7 +1,5 @@
 """The command `treeopt demo`."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -103,9 +101,6 @@ def run(console: Console, output: str, force: bool) -> None:
     yours = "--model YOUR_MODEL, or --heads YOUR_HEADS, and --prompts YOUR_PROMPTS"
     console.note(f"{time.monotonic() - begin:.0f} s   next: the same commands with {yours}")
     console.result({"output": output, "files": written, "trees": results})
-
-
-command = run
 
 
 def _report(console: Console, results: dict[str, dict[str, Any]]) -> None:

@@ -79,9 +79,6 @@ def run(console: Console, **options: Any) -> None:
     _report(console, done, options["output"])
 
 
-command = run
-
-
 def _prompts(console: Console, options: dict[str, Any]) -> PromptSet | treeopt.SelfTalk:
     from treeopt.texts.prompts import load_prompts
 

@@ -3,8 +3,6 @@
 Each check imports what it needs, and an exception in it is a finding, so that a broken installation is described.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.metadata
@@ -50,9 +48,6 @@ def run(context: click.Context, console: Console) -> None:
     console.result({"usable": not failed, "checks": [dataclasses.asdict(one) for one in checks]})
     if failed:
         context.exit(EXIT_ENVIRONMENT)
-
-
-command = run
 
 
 @dataclass(frozen=True)

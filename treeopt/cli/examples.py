@@ -3,8 +3,6 @@
 A test parses every command line by click's own parser of its command.
 """
 
-from __future__ import annotations
-
 _LINES = """
 treeopt demo  # all steps on the built-in model, offline
 treeopt demo -o first-run --json  # in another folder, and the results for a program

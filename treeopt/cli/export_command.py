@@ -10,6 +10,7 @@ import click
 
 from treeopt.cli.checks import check_suffix, option_of
 from treeopt.cli.console import Console, command
+from treeopt.cli.numbers import COUNT
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.engines import ENGINES, SETTINGS
 from treeopt.facts import Column, Fact, Table, keyed, lines
@@ -31,9 +32,7 @@ _SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
 @click.option("--for", "engine", type=click.Choice(list(ENGINES | SETTINGS)), required=True, help="Engine or format.")
 @click.option("--calibration", help="Settings, not a tree: traces, from `treeopt calibrate`.")
 @click.option("--profile", help="Settings: times of steps, from `treeopt profile`, or a CSV file of an engine's.")
-@click.option(
-    "--chain-length", type=click.IntRange(min=1), help="Settings: drafts of the chain [default: the fastest]."
-)
+@click.option("--chain-length", type=COUNT, help="Settings: drafts of the chain [default: the fastest].")
 @click.option("--nodes", type=click.IntRange(min=2), help="Settings: size of the dynamic tree, root counted.")
 @click.option("--method", help="Settings: the engine's name of its drafter [default: that of the calibration].")
 @click.option(
@@ -44,8 +43,7 @@ _SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
     "--synthetic", is_flag=True, default=None, help="Settings: acceptance rates in place of drafts, to time the engine."
 )
 @click.option(
-    "--draft",
-    help="Folder of the drafter that is served (of mtp the base's), for limits by its config: vllm, hydra.",
+    "--draft", help="Folder of the drafter that is served (of mtp the base's), for limits by its config: vllm, hydra."
 )
 @click.option("-o", "--output", help="A file [default: standard output]; sequoia: .pt or .json.")
 @force_option
@@ -87,9 +85,6 @@ def run(console: Console, tree: str | None, engine: str, output: str | None, for
         _export_settings(console, engine, output, {**options, "draft": draft, "force": force})
     else:
         _export_tree(console, tree, engine, output, {"draft": draft, "force": force})
-
-
-command = run
 
 
 def _export_tree(console: Console, tree: str, engine: str, output: str | None, options: Mapping[str, Any]) -> None:

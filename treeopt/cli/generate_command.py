@@ -103,9 +103,6 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     )
 
 
-command = run
-
-
 def _named_models(options: Mapping[str, Any], chosen: ChosenPlan) -> dict[str, Any]:
     """What the drafter's file names where the options do not: base and heads, and the dtype of its tree."""
     if chosen.drafter is None:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.console import Console, write_examples
-from treeopt.cli.console import command as make_command
+from treeopt.cli.console import Console, command, write_examples
 from treeopt.cli.options import force_option
 from treeopt.engines import HEAD_READERS
 from treeopt.files.configurations import storing, write_note
@@ -24,7 +23,7 @@ class _Group(click.Group):
 
 
 @click.group("heads", cls=_Group)
-def group() -> None:
+def run() -> None:
     """Describe Medusa heads, or convert them for an engine.
 
     HEADS is a folder, a weights file, an index of shards or a hub name. The layout is recognised by the names of the
@@ -32,7 +31,7 @@ def group() -> None:
     """
 
 
-@make_command("show")
+@command("show")
 @click.argument("heads")
 def show(console: Console, heads: str) -> None:
     """Print the layout, sizes and base model of HEADS, and the layouts that can hold them."""
@@ -50,7 +49,7 @@ def show(console: Console, heads: str) -> None:
     console.result(described)
 
 
-@make_command("convert")
+@command("convert")
 @click.argument("heads")
 @click.option(
     "--for",
@@ -117,6 +116,5 @@ def _described(loaded: LoadedHeads) -> dict[str, Any]:
     }
 
 
-group.add_command(show)
-group.add_command(convert)
-command = group
+run.add_command(show)
+run.add_command(convert)

@@ -1,7 +1,5 @@
 """`treeopt import`: a tree from the file of an engine."""
 
-from __future__ import annotations
-
 import click
 
 import treeopt
@@ -38,6 +36,3 @@ def run(console: Console, file: str, name: str, output: str, force: bool) -> Non
     console.note(f"wrote {output}")
     found_tree = picked(tree, "nodes", "depth", "paths")
     console.result({**picked(found, "layout", "assumed"), **found_tree, "output": output})
-
-
-command = run

@@ -115,9 +115,6 @@ def run(console: Console, **options: Any) -> None:
     _report(console, found, options["output"], base, loaded)
 
 
-command = run
-
-
 def _report(console: Console, found: LearnedDrafter, output: str, base: Base, loaded: LoadedHeads | None) -> None:
     from treeopt.evaluate.learn_drafter import learned_parts, learned_warnings
 

@@ -1,7 +1,5 @@
 """`treeopt list`: the bundled trees, prompt sets and model."""
 
-from __future__ import annotations
-
 import treeopt
 from treeopt.cli.console import Console, command
 from treeopt.files.bundled import POCKET, POCKET_DRAFT, prompt_sets, zoo
@@ -25,6 +23,3 @@ def run(console: Console) -> None:
         for name, tree in trees.items()
     ]
     console.result({"trees": described, "prompt_sets": list(prompt_sets())})
-
-
-command = run

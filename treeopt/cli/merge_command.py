@@ -1,7 +1,5 @@
 """The command `treeopt merge`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +37,3 @@ def run(console: Console, **options: Any) -> None:
         calibration = with_configuration(calibration, {**console.configuration, **named})
     save_calibration(calibration, options["output"], overwrite=options["force"])
     report_calibration(console, run, options["output"])
-
-
-command = run

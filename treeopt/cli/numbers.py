@@ -1,7 +1,5 @@
 """Numeric types of options: counts, finite numbers, temperatures, seeds and lists of numbers."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

@@ -12,7 +12,7 @@ import click
 from treeopt.cli.checks import check_apart, check_belongs, check_once, check_suffix, given
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
-from treeopt.cli.numbers import FiniteRange, numbers_option
+from treeopt.cli.numbers import COUNT, FiniteRange, numbers_option
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.defaults import ATTENTIONS, HEADS, KINDS, ONE_NODE
 from treeopt.errors import counted
@@ -47,10 +47,10 @@ _MODEL = "Folder with a config.json, that file, a hub name, or a known name such
 @numbers_option("--batch-size", "batch", default=["1"], help="Texts decoded together.")
 @numbers_option("--context", default=["1024"], help="Tokens in the KV cache of each text.")
 @click.option("--heads", help="Medusa heads, of which only sizes are read: folder, weights file or hub name.")
-@click.option("--num-heads", type=click.IntRange(min=1), help="Or the number of Medusa heads [default: none].")
+@click.option("--num-heads", type=COUNT, help="Or the number of Medusa heads [default: none].")
 @click.option("--shared-lm-head", is_flag=True, help="The heads of --num-heads share the base's LM head.")
 @click.option("--draft", help="Draft model, named as --model; with --levels.")
-@click.option("--levels", type=click.IntRange(min=1), help="Levels of the draft model: its forwards in a step.")
+@click.option("--levels", type=COUNT, help="Levels of the draft model: its forwards in a step.")
 @click.option("--host-seconds", type=FiniteRange(min=0.0), default=0.0, help="Drafting on the host, in a step.")
 @click.option("--calibration", help="Traces to take tokens per step from [default: 1 + 0.477 ln nodes].")
 @click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], help="Kind of the trees.")
@@ -107,9 +107,6 @@ def run(console: Console, **options: Any) -> None:
     for file in written.values():
         console.note(f"wrote {file}")
     console.result(written)
-
-
-command = run
 
 
 def _chart(plan: SpeedPlan) -> str:

@@ -13,7 +13,7 @@ from treeopt.cli.checks import check_inputs
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import draft_option, drafter_file_option, load_draft_model, uses_heads
-from treeopt.cli.numbers import numbers_option
+from treeopt.cli.numbers import COUNT, numbers_option
 from treeopt.cli.options import check_outputs, compile_option, dtypes_of, force_option, load_models, model_options
 from treeopt.defaults import (
     CHAIN,
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 @command("profile")
 @model_options(dtype="auto", several=True)
 @numbers_option(
-    "--sizes",
-    default=[",".join(map(str, PROFILE_NODES))],
-    help="Nodes, root counted; 1 is always included.",
+    "--sizes", default=[",".join(map(str, PROFILE_NODES))], help="Nodes, root counted; 1 is always included."
 )
 @numbers_option("--context", help=f"Tokens in the KV cache [default: {PROFILE_CONTEXT}, or as many as fit].")
 @numbers_option("--batch-size", "batch", default=["1"], help="Texts decoded together.")
@@ -50,12 +48,7 @@ if TYPE_CHECKING:
     default=PROFILE_KINDS[0],
     help="static: one tree for all steps; dynamic: a tree for each step (for `build --kind dynamic`); chain: chains.",
 )
-@click.option(
-    "--repeats",
-    type=click.IntRange(min=1),
-    default=PROFILE_REPEATS,
-    help="Rounds over all sizes; the faster half counts.",
-)
+@click.option("--repeats", type=COUNT, default=PROFILE_REPEATS, help="Rounds over all sizes; the faster half counts.")
 @compile_option
 @force_option
 @click.option("-o", "--output", default=PROFILE_FILE, help="File to write.")
@@ -102,9 +95,6 @@ def run(console: Console, **options: Any) -> None:
     if len(dtypes) > 1:
         console.report(*_compared(profiles))
     console.result({"dtypes": dict(zip(dtypes, found, strict=True))} if len(dtypes) > 1 else found[0])
-
-
-command = run
 
 
 def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None) -> LatencyProfile:

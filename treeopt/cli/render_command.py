@@ -89,9 +89,6 @@ def run(console: Console, tree: str | None, **options: Any) -> None:
     _write(console, step.tree, step, options, file_format)
 
 
-command = run
-
-
 def _step(console: Console, options: Mapping[str, Any], chosen: ChosenPlan) -> DraftedStep:
     """The step of the example that the options choose."""
     from treeopt.decode.stream import draft_step

@@ -1,7 +1,5 @@
 """`treeopt report`: calibrations, a tree and results of other commands as one HTML file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +55,3 @@ def run(console: Console, **options: Any) -> None:
     console.say(f"wrote {options['output']}: {written:,} bytes")
     sections = [name for name in PARTS if name in data]
     console.result({"output": options["output"], "bytes": written, "inputs": sections})
-
-
-command = run

@@ -1,7 +1,5 @@
 """`treeopt reproduce`: run the command that made a file again, and compare."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -70,9 +68,6 @@ def run(console: Console, file: str, mapped: tuple[str, ...], **devices: str | N
             why="; ".join(machine),
             fix=f"{line}, with -o AGAIN, to look at what it makes",
         )
-
-
-command = run
 
 
 def _mapped(value: Any, mapping: Mapping[str, str]) -> Any:

@@ -68,9 +68,6 @@ def run(console: Console, tree: str, calibration: str | None, **options: Any) ->
         _show_plan(console, tree, calibration)
 
 
-command = run
-
-
 def _traces(calibration: str | None) -> Calibration | None:
     from treeopt.files.calibrations import load_calibration
 

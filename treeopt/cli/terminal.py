@@ -4,8 +4,6 @@ An escape sequence in a tree file, a prompt's category or a file name could othe
 terminal. JSON is printed in ASCII, in which such characters are escaped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -131,11 +129,7 @@ def heartbeat(name: str) -> Progress:
 
 
 # Variables by which other libraries print errors only; each is read when its library is imported.
-QUIET_LIBRARIES = {
-    "TRANSFORMERS_VERBOSITY": "error",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "TQDM_DISABLE": "1",
-}
+QUIET_LIBRARIES = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}
 
 
 def show_messages(*, verbose: bool) -> None:

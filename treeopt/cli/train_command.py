@@ -39,12 +39,7 @@ _joint_options = group(  # of stage 2
     click.option("--rank", type=COUNT, default=32, help="Stage 2: rank of the adapter."),
     click.option("--alpha", type=ABOVE_ZERO, default=16.0, help="Stage 2: scale of the adapter."),
     click.option("--dropout", type=_NOT_ALL, default=0.05, help="Stage 2: dropout of the adapter."),
-    click.option(
-        "--heads-rate",
-        type=ABOVE_ZERO,
-        default=4.0,
-        help="Stage 2: heads' learning rate / adapter's.",
-    ),
+    click.option("--heads-rate", type=ABOVE_ZERO, default=4.0, help="Stage 2: heads' learning rate / adapter's."),
     click.option("--heads-weight", type=ABOVE_ZERO, help=_WEIGHT),
     click.option("--heads-schedule", type=click.Choice(["constant", "sine"]), help=_SCHEDULE),
     click.option("--self-distill", is_flag=True, help="Stage 2: learn the base's distribution, not the texts'."),
@@ -106,9 +101,6 @@ def run(console: Console, **options: Any) -> None:
     with storing(console.configuration), again, console.progress("train") as progress:
         trained, score = _train(base, texts, options, progress)
     _report(console, trained, score, options)
-
-
-command = run
 
 
 def _check_options(options: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import click
 from treeopt.cli.checks import check_belongs, check_inputs, origin_of
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import chosen_plan, load_with_prompts, plan_options
-from treeopt.cli.numbers import FiniteRange
+from treeopt.cli.numbers import COUNT, NOT_NEGATIVE, FiniteRange
 from treeopt.cli.options import (
     GREEDY,
     SAMPLE,
@@ -35,15 +35,13 @@ _RULES = (GREEDY, SAMPLE, TYPICAL)
 @model_options(dtype="float32")
 @prompt_options()
 @plan_options
-@click.option(
-    "--repeats", type=click.IntRange(min=1), default=1, help="Runs of each text and baseline, which take turns."
-)
-@click.option("--batch-size", type=click.IntRange(min=1), default=1, help="Prompts decoded together.")
+@click.option("--repeats", type=COUNT, default=1, help="Runs of each text and baseline, which take turns.")
+@click.option("--batch-size", type=COUNT, default=1, help="Prompts decoded together.")
 @nproc_option
 @compile_option
 @acceptance_options(rules=_RULES, what="sample and typical: what is validated differs, see the command's help.")
-@click.option("--draws", type=click.IntRange(min=0), help="For sample: texts of a test, 0 for none [default: 1000].")
-@click.option("--judge", type=click.IntRange(min=0), help="Differing texts examined in float64; 0: none [default: 5].")
+@click.option("--draws", type=NOT_NEGATIVE, help="For sample: texts of a test, 0 for none [default: 1000].")
+@click.option("--judge", type=NOT_NEGATIVE, help="Differing texts examined in float64; 0: none [default: 5].")
 @click.option("--min-tokens-per-step", type=FiniteRange(min=0), help="Minimum; exit status 6 below it.")
 @click.option("--min-speedup", type=FiniteRange(min=0), help="Minimum for the median repeat; exit status 6 below it.")
 def run(console: Console, **options: Any) -> None:
@@ -101,9 +99,6 @@ def run(console: Console, **options: Any) -> None:
     console.result({**measured_data(found, encoded.skipped), **origin, **data})
     found.check(base.tokenizer)
     found.check_minima(options["min_tokens_per_step"], options["min_speedup"])
-
-
-command = run
 
 
 def _note_calibrated(console: Console, plan: Planned, source: str, skip: int) -> None:

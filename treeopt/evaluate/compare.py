@@ -1,7 +1,5 @@
 """Compare: which method of speculative decoding pays for a model and prompts, all of them in one process."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """What a comparison says: its facts and tables, and the keys of `--json`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any

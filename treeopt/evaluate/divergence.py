@@ -10,8 +10,6 @@ computations (a token at a time, a tree at once) may choose different tokens. Th
     unjudged   not computed, because a float64 forward of a large model takes long
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

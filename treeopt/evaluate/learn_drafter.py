@@ -1,7 +1,5 @@
 """Learn a drafter, measure its trees, and recommend one, in one call."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ independent draws. The distribution is tested on short texts: the likeliest are 
 others are counted together by the longest listed prefix that they begin with, and chi-square tests compare the counts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -94,12 +92,7 @@ def adjusted_p(tests: Sequence[DistributionTest]) -> float | None:
 
 
 def compare_texts(
-    base: Base,
-    text: Text,
-    score: Score,
-    decoders: tuple[Baseline, Baseline],
-    draws: int,
-    number: int = 0,
+    base: Base, text: Text, score: Score, decoders: tuple[Baseline, Baseline], draws: int, number: int = 0
 ) -> DistributionTest:
     """Draw texts of one prompt by two decoders, the one that is tested and stock `generate`, and test the first one.
 

@@ -1,7 +1,5 @@
 """What a validation says: its facts and tables, and the keys of `--json`."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ Read are metrics of Prometheus as text, JSON or JSON lines with the records of r
 names of vLLM, SGLang, TensorRT-LLM and llama.cpp, and the log of llama.cpp's server. Counts of records are added.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """What the config.json of a served drafter says of the settings that an engine takes for it."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

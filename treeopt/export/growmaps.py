@@ -6,8 +6,6 @@ children (Successors) and its depth, and `mask`, int64 [N, N]: 1 where the colum
 includes the node itself and the root. Both number nodes level by level from the root, 0, and list children by rank.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -3,8 +3,6 @@
 docs/develop/formats.md gives the versions and what each of them does with the files.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The rules of engines for trees: what an engine would refuse or misread, and trees built within its limits."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
@@ -212,14 +210,7 @@ def _draft_rows(tree: Tree) -> list[RankPath]:
 
 
 def _finding(
-    rule: str,
-    what: str,
-    fix: str,
-    why: str,
-    *,
-    paths: Sequence[RankPath] = (),
-    engine: Engine,
-    severity: str = ERROR,
+    rule: str, what: str, fix: str, why: str, *, paths: Sequence[RankPath] = (), engine: Engine, severity: str = ERROR
 ) -> Finding:
     return Finding(rule, severity, engine.name, what, why, fix, tuple(paths[:_SHOWN]), len(paths))
 

@@ -1,7 +1,5 @@
 """Trees to and from the formats of engines, by the names of `treeopt.engines`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

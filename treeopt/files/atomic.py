@@ -1,7 +1,5 @@
 """Atomic writes: a temporary file beside the target, then one rename."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

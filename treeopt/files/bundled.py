@@ -1,7 +1,5 @@
 """The bundled data: `trees/` and `calibration/` (in the wheel or beside the package), and the built-in models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError

@@ -1,7 +1,5 @@
 """Calibration files: rank traces and their provenance as safetensors."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from pathlib import Path

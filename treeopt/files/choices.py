@@ -4,8 +4,6 @@ A file holds one list (or tuple) of lists of integers, in JSON or as a Python li
 with or without one assignment in front, or several assignments of which one is chosen by name. No code is executed.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

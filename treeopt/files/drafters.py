@@ -1,7 +1,5 @@
 """Drafter files: fitted numbers and the n-gram table as safetensors."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ profiles, heads and texts take long to make, and formats such as PNG hold no mar
 replaced.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -3,8 +3,6 @@
 An engine's own step times are read from CSV.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import os

@@ -4,8 +4,6 @@ A folder from a stranger may hold a pipe that nobody writes to, or a link to a d
 command or fills its memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

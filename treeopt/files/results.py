@@ -3,8 +3,6 @@
 Only the parts that a report shows are read; other parts are ignored, so results of later versions stay readable.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -1,7 +1,5 @@
 """Whether a file and one that its command made again are the same but for the clock, the machine and names of files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

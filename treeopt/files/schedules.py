@@ -1,7 +1,5 @@
 """Files of schedules: YAML with each different plan once, and a line for each batch and context."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal

@@ -4,8 +4,6 @@ PyYAML reads YAML 1.1, where `010` is 8, `1:30` is 90 and `no` is False. It keep
 aliases without a limit. Here each of these is an error with file, line and column.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

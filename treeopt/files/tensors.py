@@ -3,8 +3,6 @@
 The header is one metadata key, because the order of several keys differs between processes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -31,11 +29,7 @@ def canonical_json(data: Any) -> str:
 
 
 def write_arrays(
-    path: str | os.PathLike[str],
-    arrays: Mapping[str, NDArray[Any]],
-    header: Mapping[str, Any],
-    *,
-    overwrite: bool,
+    path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any], *, overwrite: bool
 ) -> None:
     """Write arrays and a JSON header with a checksum of both, atomically."""
     ordered = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}

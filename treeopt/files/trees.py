@@ -3,8 +3,6 @@
 Wherever a tree file is read, a file with a list of paths (`treeopt.files.choices`) is read as well.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import hashlib

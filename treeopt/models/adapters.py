@@ -5,8 +5,6 @@ fingerprints of the base and the heads that it was trained with. Only adapters w
 files do not identify the base.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """`AutoBatch`: the number of texts in a forward, which is halved where memory runs out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Checks of a checkpoint, before and after it is loaded."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Whether heads, states and a draft model belong to a base model."""
 
-from __future__ import annotations
-
 import copy
 import weakref
 

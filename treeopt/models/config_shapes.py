@@ -7,8 +7,6 @@ after it and of many, by torch's counter, must be those of the shape: so recurre
 and other parts without a formula here are found.
 """
 
-from __future__ import annotations
-
 import reprlib
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ A divided model has hooks of accelerate, which move the inputs of each layer to 
 host memory or disk: they are on torch's device `meta`, and the hooks load them for each forward.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import itertools

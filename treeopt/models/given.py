@@ -1,7 +1,5 @@
 """Conversion of models and heads from any accepted form: objects of transformers or treeopt, folders and hub names."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import warnings

@@ -4,8 +4,6 @@ The original layout is `medusa_lm_head.safetensors` or `medusa_lm_head.pt`, with
 model. The number of heads is taken from the names of tensors: published configs are wrong about it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -11,8 +11,6 @@ Heads and blocks count from 0, and L is the number of blocks. Block weights are 
 reads `medusa`. A layout is recognised by its names, because published configs are wrong about heads.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping

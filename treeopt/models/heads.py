@@ -1,7 +1,5 @@
 """Medusa heads: from one hidden state, logits for each of the next H positions (arXiv:2401.10774, section 2.1.1)."""
 
-from __future__ import annotations
-
 from typing import Self
 
 import torch

@@ -5,8 +5,6 @@ whether it is used. Some requests of its HTTP client have no timeout; here they 
 and never answers ends a command. Data sets and other clients (hf-xet) are not covered.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Logits: how many are in memory at once, and the order of tokens by logit (descending) and id (ascending)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -30,11 +30,7 @@ def models_ids(base: Base, heads: LoadedHeads | None, draft: Base | None = None)
 def traced_ids(calibration: Calibration) -> dict[str, str]:
     """The same of the models that were traced."""
     traced = calibration.provenance
-    return {
-        "model_id": traced.model_id,
-        "dtype": traced.settings.get("dtype", _FLOAT32),
-        "heads_id": traced.heads_id,
-    }
+    return {"model_id": traced.model_id, "dtype": traced.settings.get("dtype", _FLOAT32), "heads_id": traced.heads_id}
 
 
 def made_for_others(name: str, source: Mapping[str, Any], here: Mapping[str, str]) -> Iterator[str]:

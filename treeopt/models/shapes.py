@@ -3,8 +3,6 @@
 The numbers are those of each model's config.json on the hub, whose repository is the source.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import Any

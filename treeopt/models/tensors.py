@@ -1,7 +1,5 @@
 """Tensors of a checkpoint by name, from safetensors and PyTorch's files and their shards; no code of a file is run."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

@@ -5,8 +5,6 @@ by kill -9, and processes that this one starts do not have it. The file names it
 released. On a file system without locks nothing is locked, and a warning says so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -5,8 +5,6 @@ has come how far, errors, and small results (`treeopt.runs.work`). No tensor is 
 starts those of `--nproc`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

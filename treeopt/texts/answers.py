@@ -1,7 +1,5 @@
 """The base model's own continuations of prompts, turn by turn, by stock `generate`, and the states behind them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence

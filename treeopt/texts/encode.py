@@ -1,7 +1,5 @@
 """Prompts as token ids, and the prompts that do not fit into the context."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sampled answers of the base model, up to a number of tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence

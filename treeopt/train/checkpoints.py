@@ -5,8 +5,6 @@ checkpoint without a mark is half-written, and a checkpoint that differs from it
 is an error, and is never deleted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -8,8 +8,6 @@ A row of a file is one of
                                              are used where the base is the one that wrote them
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ The model with the adapter is a copy that shares the tensors of the given one. S
 the base without the adapter at any time, and takes no memory twice.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import warnings

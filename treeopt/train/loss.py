@@ -4,8 +4,6 @@ The logits of all heads over all positions of a batch (H x P x V) would take mos
 `linear_cross_entropy` computes loss and gradients a few rows at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

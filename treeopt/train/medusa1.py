@@ -3,8 +3,6 @@
 The Trainer's model is the heads alone; the base is neither trained nor saved. `run.py` holds what both stages share.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Medusa-2: heads trained together with a LoRA adapter of their base (arXiv:2401.10774, section 2.2.2)."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

@@ -4,8 +4,6 @@ transformers' Trainer provides schedule, accumulation, mixed precision, several 
 model holds the trained weights alone; the base is not saved.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random

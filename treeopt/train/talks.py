@@ -1,7 +1,5 @@
 """Conversations with a base model: user turns from seeds or written by the model, and the model's answers."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The Trainer of heads: its model, and its log."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

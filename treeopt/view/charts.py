@@ -34,10 +34,7 @@ LINES: Mapping[str, Any] = {  # settings of charts with lines
 }
 WIDTH, PANEL_HEIGHT = 6.6, 2.5  # inches
 NODES = "nodes (root counted)"  # the label of an axis of sizes
-_COMMON = {
-    "svg.fonttype": "none",
-    "font.size": 9.0,
-}
+_COMMON = {"svg.fonttype": "none", "font.size": 9.0}
 TITLE_LENGTH, NOTE_LENGTH = 64, 96  # characters of a line of the heading and of the note
 _TITLE_LINES, _LINE_HEIGHT = 2, 0.16  # of the heading that are drawn; inches
 Finish = Callable[[str], str]  # what is made of the SVG of matplotlib

@@ -5,8 +5,6 @@ zone an edge is horizontal at the height of its own node, and nodes of one depth
 meets a label, nor another node.
 """
 
-from __future__ import annotations
-
 import itertools
 import unicodedata
 from collections.abc import Sequence

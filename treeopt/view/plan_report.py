@@ -1,7 +1,5 @@
 """What `show` prints of a tree or a policy: its figures, its replay, its paths, and why a path is in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ Content-Security-Policy allows one style sheet and one script, both by their has
 escaped by jinja2. Equal data gives equal bytes where the versions of matplotlib and jinja2 are equal.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import importlib.resources

@@ -3,8 +3,6 @@
 `treeopt.view.report` makes the page of this object alone, so that no number on the page can differ from the data.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence

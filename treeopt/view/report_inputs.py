@@ -3,8 +3,6 @@
 Files that do not name what they were made with, such as published trees and results of before `made_with`, pass.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence

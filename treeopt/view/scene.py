@@ -1,7 +1,5 @@
 """What a picture of a tree shows, in any format: items with labels and tooltips, the heading, the picture in words."""
 
-from __future__ import annotations
-
 import dataclasses
 import unicodedata
 from collections.abc import Sequence

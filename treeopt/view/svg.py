@@ -5,8 +5,6 @@ Nodes are `<g class="node ...">`, edges `<path class="edge ...">`, with `data-no
 scripts, so that a page with a strict Content-Security-Policy can embed pictures with `STYLE` in its style sheet.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from xml.sax.saxutils import escape
 

@@ -4,8 +4,6 @@
 pictures give equal bytes.
 """
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree
 
