@@ -32,7 +32,7 @@ from transformers import DynamicCache
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
-from treeopt.evaluate.profile import AcceptDeepest, generic_growth, model_texts
+from treeopt.evaluate.profile import AcceptFixed, generic_growth, model_texts
 from treeopt.files.drafters import load_drafter
 from treeopt.models.base import Base, load_base
 from treeopt.policy import TreePolicy
@@ -126,7 +126,7 @@ def measure(base: Base, drafter: Drafter, nodes: int, options: argparse.Namespac
         tree = dataclasses.replace(generic_growth(nodes, drafter.depth, 16).tree(nodes), drafter=drafter.id)
         policy = TreePolicy(nodes, drafter.depth, drafter.id)
         for name, plan in (("static", tree), ("per step", policy)):
-            steps[name] = Step(TreeDecoder(base, None, plan, drafter=drafter, acceptance=AcceptDeepest()), text)
+            steps[name] = Step(TreeDecoder(base, None, plan, drafter=drafter, acceptance=AcceptFixed()), text)
 
     def bare() -> None:
         base.model(ids, past_key_values=cache)

@@ -59,11 +59,7 @@ class StepTraces(ArrayRows):
 
     def fault(self, ranks: Ranks) -> str:
         """What makes this no trace beside these ranks; empty where nothing does."""
-        shapes = {
-            "node_rank": ranks.shape,
-            "confidence": ranks.shape,
-            "expected_tokens": (len(ranks), len(STEP_SIZES)),
-        }
+        shapes = {"node_rank": ranks.shape, "confidence": ranks.shape, "expected_tokens": (len(ranks), len(STEP_SIZES))}
         if self.path_accepted is not None or self.path_expected is not None:
             shapes |= dict.fromkeys(("path_accepted", "path_expected"), shapes["expected_tokens"])
         for name, shape in shapes.items():

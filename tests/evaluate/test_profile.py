@@ -19,7 +19,7 @@ from treeopt.drafting.count import NgramCounts
 from treeopt.drafting.plans import PerStepTrees, StaticTree
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate import profile as profile_module
-from treeopt.evaluate.profile import AcceptDeepest, TimedStep, generic_growth, measure_profile, model_texts
+from treeopt.evaluate.profile import AcceptFixed, TimedStep, generic_growth, measure_profile, model_texts
 from treeopt.models.base import Base
 from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
@@ -204,7 +204,7 @@ def timed(decoder: TreeDecoder, batch: int, depth: int = 3) -> TimedStep:
 
 def deepest(base: Base, tree: Tree) -> TreeDecoder:
     """A decoder as the profile makes it."""
-    return TreeDecoder(base, random_heads(base, 3), tree, acceptance=AcceptDeepest(), probe=False)
+    return TreeDecoder(base, random_heads(base, 3), tree, acceptance=AcceptFixed(), probe=False)
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)

@@ -65,9 +65,7 @@ class DraftMetrics:
         listed = list(parts)
         columns = itertools.zip_longest(*(one.acceptance_histogram for one in listed), fillvalue=0)
         return cls(
-            sum(one.num_steps for one in listed),
-            sum(one.num_draft_tokens for one in listed),
-            tuple(map(sum, columns)),
+            sum(one.num_steps for one in listed), sum(one.num_draft_tokens for one in listed), tuple(map(sum, columns))
         )
 
     @property

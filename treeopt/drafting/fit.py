@@ -5,8 +5,6 @@ is a convex problem in 22 weights, so it has one solution and takes seconds. Out
 All are fitted to a sample of positions, each seen by the drafter of its fold, whose table was counted without its text.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

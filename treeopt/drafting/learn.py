@@ -5,8 +5,6 @@ high, so prompts are divided into folds, and what is fitted or traced on the tex
 the other folds. The resulting drafter uses the table of all texts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from array import array
 from collections.abc import Iterator, Sequence

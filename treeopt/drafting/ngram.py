@@ -3,8 +3,6 @@
 Their logits are known when a step begins. Another drafter of this kind overrides `RecordProposer.logits`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

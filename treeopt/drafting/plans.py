@@ -1,7 +1,5 @@
 """The trees that a decoder verifies: one for all steps, one chosen for each row at each step, or by a schedule."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable

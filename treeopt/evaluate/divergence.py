@@ -26,7 +26,7 @@ import torch
 from accelerate.hooks import remove_hook_from_submodules
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from treeopt.models.base import Base
 from treeopt.models.devices import weight_of
@@ -170,10 +170,9 @@ class Judge:
         for width in (1, max(1, min(self._width, self._base.context - len(ids) + 1))):
             if len(ids) < 2:
                 break
-            cache = DynamicCache(config=self._base.model.config)
-            self._base.forward(ids[None, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+            _, _, cache = self._base.continued(ids[None, :-1], logits_to_keep=1)
             block = ids[-1:].expand(width)
-            rows.append(self._base.forward(block[None], past_key_values=cache, use_cache=True)[0][0, 0])
+            rows.append(self._base.continued(block[None], cache)[0][0, 0])
         return torch.stack(rows).double().cpu()
 
 

@@ -326,32 +326,24 @@ def _generator() -> torch.Generator:
 
 
 @dataclass(frozen=True)
-class AcceptDeepest(Greedy):
-    """Greedy acceptance at its full cost, whose result is replaced by the last node, a deepest one.
+class AcceptFixed(Greedy):
+    """Greedy acceptance at its full cost, whose result is replaced by the last node, a deepest one, or the first draft.
 
-    Random text accepts nothing, but keeping a deep path means moving cache entries, which a timed step must include.
+    Random text accepts nothing, but keeping a deep path means moving cache entries, which a timed step must include. On
+    the route of paths the accepted tokens are replayed or committed: as many as a typical step accepts.
     """
+
+    shallow: bool = False
 
     def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         node, root = super().accept(drafts, logits, generator)
-        return node.fill_(drafts.tokens.shape[1] - 1), root
+        last = drafts.tokens.shape[1] - 1
+        return node.fill_(min(1, last) if self.shallow else last), root
 
 
-@dataclass(frozen=True)
-class AcceptFirst(Greedy):
-    """Greedy acceptance whose result is replaced by the first draft, as many as a typical step accepts.
-
-    On the route of paths the accepted tokens are replayed by each row of the next step, or committed.
-    """
-
-    def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        node, root = super().accept(drafts, logits, generator)
-        return node.fill_(min(1, drafts.tokens.shape[1] - 1)), root
-
-
-def timed_rule(base: Base) -> AcceptDeepest | AcceptFirst:
+def timed_rule(base: Base) -> AcceptFixed:
     """The rule of timed steps."""
-    return AcceptFirst() if verifies_paths(base) else AcceptDeepest()
+    return AcceptFixed(shallow=verifies_paths(base))
 
 
 def timed_tokens(base: Base, depth: int) -> int:
@@ -376,7 +368,7 @@ class TimedStep:
 
     def seconds(self) -> float:
         """Run the step, and return the rows to the state before it."""
-        steps = _PATH_STEPS if isinstance(self.decoder.acceptance, AcceptFirst) else 1
+        steps = _PATH_STEPS if self.decoder.acceptance == AcceptFixed(shallow=True) else 1
         begin = now(self.decoder.base)
         for _ in range(steps):
             self.decoder.step(self.rows)

@@ -21,16 +21,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.tree import ROOT
 from treeopt.verify.buffers import Buffers
-from treeopt.verify.cache import (
-    Arena,
-    Slots,
-    TreeCache,
-    aligned,
-    bucket,
-    compiled,
-    padded,
-    with_standard_strides,
-)
+from treeopt.verify.cache import Arena, Slots, TreeCache, aligned, bucket, compiled, padded, with_standard_strides
 from treeopt.verify.masks import Mask, TreeMasks, check_frequencies, frequency_switch, layer_windows, tree_context
 
 NodePath = Sequence[int]  # nodes, the root first

@@ -4,8 +4,6 @@ numba keys its cache by the file of a function and not by the files of the funct
 is named by the hash of all kernel sources, and a change in one of them compiles all again.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import logging

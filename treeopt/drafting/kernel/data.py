@@ -3,8 +3,6 @@
 They are named tuples of arrays, which numba takes apart. The kernel reads no other data.
 """
 
-from __future__ import annotations
-
 import functools
 from abc import ABC, abstractmethod
 from typing import NamedTuple

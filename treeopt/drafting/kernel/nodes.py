@@ -1,7 +1,5 @@
 """The kernel's part about one node: matches and votes of the text, its candidates, their scores and sources."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

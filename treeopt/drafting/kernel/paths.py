@@ -4,8 +4,6 @@ As `treeopt.optimize.grow_paths` for static trees: for each greatest depth the n
 chains with the greatest sums are the tree. Each budget takes the depth with the greatest sum.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Sessions whose candidates the kernel scores: the texts of a batch on the host, a step's logits, and the threads."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os

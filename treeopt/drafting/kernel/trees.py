@@ -4,8 +4,6 @@ A node of a per-step tree becomes a parent when it is taken, the likeliest first
 best-first search), so smaller trees of a step are parts of larger ones.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
