@@ -55,6 +55,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "verdict-pocket": ("python bench/verdict.py --model pocket",),
     "verdict-tinystories": ("python bench/verdict.py --model tinystories",),
     "verdict-smollm2": ("python bench/verdict.py --model smollm2",),
+    "verdict-full": ("python bench/verdict.py --full --model tinystories --dtype float32",),
     "llama-lengths": (f"python bench/llama_lengths.py --build {WORK}/llama",),
     "forward": ("python bench/forward.py", "python bench/drafting_kernel.py", "python bench/calls.py"),
     "tools": ("python bench/build.py", "python bench/calibrate.py"),

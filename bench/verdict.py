@@ -6,8 +6,7 @@ A drafter is learned, with heads where the model has them. In each dtype the ste
 are timed (`treeopt profile`), and the verdict is made from these and the traces. Then other texts are decoded in
 batches by none, chains of 1 to 8 drafts, static and per-step trees of each size and the chosen plan, as in
 bench/recommended.py: the chosen plan is to be within 2 % of the best, or 1 within the 90 % interval of paired repeats.
-A batch is timed until its first text ends, so that its size is the one of the verdict; with --whole to the end of all.
-At last one batch of texts with budgets of different lengths is decoded by the schedule and by each fixed length. Times
+With --full a batch is timed until its first text ends, so that its size is always that of the verdict. At last one batch of texts with budgets of different lengths is decoded by the schedule and by each fixed length. Times
 are CPU seconds of the one thread. The model of smollm2 is that of `python bench/smollm2.py build/smollm2`.
 """
 
@@ -80,7 +79,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, nargs="+", default=MODELS)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], help="learned in the first")
     parser.add_argument("--folder", default="build/smollm2", help="of smollm2")
-    parser.add_argument("--whole", action="store_true", help="time batches to their end, though they shrink")
+    parser.add_argument("--full", action="store_true", help="time batches while all of their texts are in progress")
     add_tiny(parser)
     options = parser.parse_args()
     each_model(options, measure)
@@ -111,7 +110,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
         }
         profiles = [measure_profile(here, heads, drafter=drafter, kind=kind, **shared) for kind in PROFILE_KINDS]
         found = verdicts_of(run.calibration, profiles)
-        bench = Bench(here, heads, drafter, texts, effort, options.whole)
+        bench = Bench(here, heads, drafter, texts, effort, options.full)
         for place in found.verdicts:
             if place.batch in COMPARED:
                 print(f"\n{name}, {drafter.name}, {dtype}, batch {place.batch}: the verdict is {named(place.best)}")
@@ -129,7 +128,7 @@ class Bench:
     drafter: Drafter
     texts: Sequence[list[int]]
     effort: Effort
-    whole: bool
+    full: bool
 
     def decoder(self, plan: Planned) -> TreeDecoder:
         return TreeDecoder(self.base, self.heads, plan, drafter=self.drafter)
@@ -148,7 +147,7 @@ class Bench:
         def run(name: str, number: int) -> tuple[float, float]:
             texts = self._taken(number, count)
             batches = [texts[first : first + place.batch] for first in range(0, count, place.batch)]
-            return self._rates(decoders[name], batches, [new] * place.batch, whole=self.whole)
+            return self._rates(decoders[name], batches, [new] * place.batch, full=self.full)
 
         race(run, expected, NONE, best, self.effort.repeats, GOAL)
 
@@ -169,7 +168,7 @@ class Bench:
         budgets = [max(1, most // 8 + most * 7 * i * i // (8 * max(1, count - 1) ** 2)) for i in range(count)]
 
         def run(name: str, number: int) -> tuple[float, float]:
-            return self._rates(decoders[name], [self._taken(number, count)], budgets, whole=True)
+            return self._rates(decoders[name], [self._taken(number, count)], budgets)
 
         race(run, expected, NONE, SCHEDULE, self.effort.repeats, GOAL)
 
@@ -178,11 +177,11 @@ class Bench:
         return [self.texts[(number * count + i) % len(self.texts)] for i in range(count)]
 
     def _rates(
-        self, decoder: TreeDecoder, batches: Sequence[list[list[int]]], budgets: Sequence[int], *, whole: bool
+        self, decoder: TreeDecoder, batches: Sequence[list[list[int]]], budgets: Sequence[int], *, full: bool = False
     ) -> tuple[float, float]:
         """Tokens per step, and per CPU second without prefill; `budgets` has the new tokens of each text of a batch.
 
-        Until the first text of a batch ends, unless `whole`.
+        With `full` until the first text of a batch ends.
         """
         spent = 0.0
         lengths: list[int] = []
@@ -191,7 +190,7 @@ class Bench:
             left = dict(zip(range(len(texts)), budgets, strict=False))  # the last batch may be smaller
             begin, timed = time.thread_time(), 0.0
             for step in advance(decoder, rows, left, frozenset(self.base.eos_ids)):
-                if not whole and len(step) < len(texts):
+                if full and len(step) < len(texts):
                     break
                 timed = time.thread_time() - begin
                 lengths += map(len, step.values())
