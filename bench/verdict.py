@@ -6,8 +6,9 @@ A drafter is learned, with heads where the model has them. In each dtype the ste
 are timed (`treeopt profile`), and the verdict is made from these and the traces. Then other texts are decoded in
 batches by none, chains of 1 to 8 drafts, static and per-step trees of each size and the chosen plan, as in
 bench/recommended.py: the chosen plan is to be within 2 % of the best, or 1 within the 90 % interval of paired repeats.
-With --full a batch is timed until its first text ends, so that its size is always that of the verdict. At last one batch of texts with budgets of different lengths is decoded by the schedule and by each fixed length. Times
-are CPU seconds of the one thread. The model of smollm2 is that of `python bench/smollm2.py build/smollm2`.
+With --full a batch is timed until its first text ends, so that its size is always that of the verdict. At last one
+batch of texts with budgets of different lengths is decoded by the schedule and by each fixed length. Times are CPU
+seconds of the one thread. The model of smollm2 is that of `python bench/smollm2.py build/smollm2`.
 """
 
 from __future__ import annotations
