@@ -119,8 +119,8 @@ def figures_of(plans: Sequence[Plan], seconds: Sequence[float], base: Base) -> t
 def timed(groups: Sequence[Sequence[TreeDecoder]], texts: Sequence[Text], progress: Progress) -> list[list[float]]:
     """Seconds of a step of each decoder, which all take turns at the end of the text of median length.
 
-    The decoders of a group have one base and its `timed_rule`. A step takes the shortest of several
-    rounds: what else runs on the machine can only lengthen it.
+    The decoders of a group have one base and its `timed_rule`. A step takes the shortest of several rounds: what else
+    runs on the machine can only lengthen it.
     """
     text = sorted(([*text.prompt, *text.answer] for text in texts), key=len)[len(texts) // 2]
     steps = [step for decoders in groups for step in _steps_after(text, decoders)]
@@ -203,6 +203,8 @@ def _plan_parts(found: LearnedDrafter) -> Iterator[Part]:
         "tokens/step: all tokens / all steps, on texts left out; step: the shortest here, batch 1; speedup: over "
         f"autoregressive decoding in the same loop{' and setting' if several else ''}, without prefill"
     )
+    if any(isinstance(one.plan, TreePolicy) and one.plan.path_tokens for one in found.figures):
+        yield "per step: the nodes are path tokens, leaves x (depth + 1), as the model verifies paths as a batch"
     if several:
         plain = max((one for one in found.figures if one.kind == NONE), key=lambda one: one.tokens_per_second)
         yield f"fastest without a drafter: {plain.setting}, {plain.tokens_per_second:.1f} tokens/s"
