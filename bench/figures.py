@@ -87,7 +87,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
         f"python bench/ablations.py levels --calibration {TRACES} -o {WORK}/sweep-levels.svg",
         f"python bench/ablations.py prompts --calibration {TRACES} -o {WORK}/sweep-prompts.svg",
     ),
-    "lossless": ("python bench/lossless.py --cases 800",),
+    "lossless": ("python bench/lossless.py --cases 800", "python bench/lossless.py --cases 2000 --families paths"),
     "families": ("python bench/families.py",),
     "counters": ("python bench/counters.py --limit 480",),
     "path-trees": (
