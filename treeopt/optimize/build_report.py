@@ -50,9 +50,7 @@ def tree_report(built: Built) -> Iterator[Part]:
     if tree.values is not None:
         levels = 1 + np.cumsum(np.bincount([len(path) for path in tree.paths], tree.values))[1:]
         shown = " ".join(f"{tokens:.2f}" for tokens in levels)
-        yield Fact(
-            "by levels", shown, note="tokens per step of its first 1, 2, ... levels, by the values of their nodes"
-        )
+        yield Fact("by levels", shown, note="tokens per step of its first 1, 2, ... levels, by the values of nodes")
         yield Fact(None, levels, key="tokens_per_step_by_levels")
     if built.choice is not None:
         sizes, by_nodes = (("fastest", built.choice.best), ("64 nodes", built.choice.at_64)), built.budget is not None
