@@ -9,7 +9,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from tiny import tiny_base
+from tiny import family, tiny_base
 from transformers import DynamicCache, PreTrainedModel
 
 from treeopt import tree_generate
@@ -81,6 +81,15 @@ def test_adapters_in_the_weights_give_their_text() -> None:
     assert not stock.equal(plain)
     assert model.generate(input_ids=ALONE, **OPTIONS, **TREES).equal(stock)
     assert TreeDecoder(model).generate(PROMPT, NEW).tokens == stock[0, len(PROMPT) :].tolist()
+
+
+def test_state_that_holds_tokens_is_refused() -> None:
+    """Mamba 2 names its cache otherwise: stock's text with an empty one, an error with one that has read a text."""
+    model = family("mamba2").model
+    stock = model.generate(ALONE, **OPTIONS)
+    assert model.generate(ALONE, **OPTIONS, **TREES).equal(stock)
+    read = model(ALONE, use_cache=True).cache_params
+    refused("holds the state", lambda: tree_generate(model, ALONE, cache_params=read))
 
 
 def test_cache_that_holds_tokens_is_refused(model: PreTrainedModel) -> None:

@@ -45,7 +45,7 @@ from treeopt.verify.probe import soft_prompt
 
 MOST_KEPT = 4  # decoders of a model; the one that was not used for the longest time is dropped
 # Other arguments of `generate` that are replaced here or have no effect, after they were checked.
-_KNOWN = {"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache"}
+_KNOWN = {"attention_mask", "position_ids", "past_key_values", "cache_params", "logits_to_keep", "use_cache"}
 _GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -313,10 +313,12 @@ def _assisted() -> bool:
 
 def _check_start(model: PreTrainedModel, more: Mapping[str, Any]) -> None:
     """Raise E510 where the model would read entries of a cache, or of a soft prompt, before the prompt."""
-    layers = getattr(more.get("past_key_values"), "layers", ())
-    if held := max((int(one.get_seq_length()) for one in layers if hasattr(one, "get_seq_length")), default=0):
+    caches = [more.get(name) for name in ("past_key_values", "cache_params")]
+    layers = [layer for cache in caches for layer in getattr(cache, "layers", ())]
+    held = max((int(one.get_seq_length()) for one in layers if hasattr(one, "get_seq_length")), default=0)
+    if held or any(any(getattr(one, "has_previous_state", {}).values()) for one in layers):
         raise _unsupported(
-            f"past_key_values holds {held} tokens",
+            f"past_key_values holds {held} tokens" if held else "the cache holds the state of a text",
             why="a cache has no token ids, so it cannot be compared with the prompt",
             fix="leave out past_key_values, and give the whole text as input_ids; or leave out custom_generate",
         )
