@@ -168,7 +168,7 @@ def test_every_script_is_run() -> None:
 
 
 def test_steps_of_an_engine_are_counted_and_priced(request: pytest.FixtureRequest) -> None:
-    """Accepted drafts follow from the tokens between drafts, the last is cut; a step's seconds are those of its tokens."""
+    """Accepted drafts follow from the tokens between drafts, the last is cut; seconds are those of a step's tokens."""
     request.getfixturevalue("bench")
     script: Any = importlib.import_module("llama_lengths")
     steps = script.Steps()
