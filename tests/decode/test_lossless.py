@@ -35,7 +35,7 @@ def test_random_cases_of_the_campaign(bench: Any) -> None:
     results = [bench.lossless_run.run(case) for case in cases]
     failed = [(case, result.detail) for case, result in zip(cases, results, strict=True) if result.outcome == "FAILED"]
     assert not failed
-    assert Counter(result.outcome for result in results)["same"] > 30
+    assert Counter(result.outcome for result in results)["same"] > 20
     assert sum(result.tokens for result in results) > 1.1 * sum(result.steps for result in results)
     for name, least in (("drafter", 8), ("rule", 6), ("via", 5), ("dtype", 2), ("attention", 2), ("context", 2)):
         assert len({getattr(case, name) for case in cases}) >= least, name
