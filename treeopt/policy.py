@@ -67,7 +67,7 @@ class TreePolicy:
         if not self.drafter:
             fault = "no drafter, whose estimates choose the nodes"
         elif not (_is_whole(self.nodes, self.depth) and 2 <= self.nodes <= STEP_SIZES[-1] and self.depth >= 1):
-            fault = f"{self.nodes!r} nodes, {self.depth!r} deep: integers, from 2 to {STEP_SIZES[-1]} and from 1"
+            fault = f"{self.nodes!r} {self.unit}, {self.depth!r} deep: integers, from 2 to {STEP_SIZES[-1]} and from 1"
         elif sizes and (sizes != sorted(set(sizes)) or sizes[-1] != self.nodes or not set(sizes) <= set(STEP_SIZES)):
             fault = f"size_cost of {sizes} nodes; ascending, some of {list(STEP_SIZES)}, the last {self.nodes}"
         elif self.path_tokens and self.nodes not in STEP_SIZES:

@@ -89,7 +89,7 @@ def test_state_that_holds_tokens_is_refused() -> None:
     stock = model.generate(ALONE, **OPTIONS)
     assert model.generate(ALONE, **OPTIONS, **TREES).equal(stock)
     read = model(ALONE, use_cache=True).cache_params
-    refused("holds the state", lambda: tree_generate(model, ALONE, cache_params=read))
+    refused("holds the state", lambda: model.generate(ALONE, cache_params=read, **OPTIONS, **TREES))
 
 
 def test_cache_that_holds_tokens_is_refused(model: PreTrainedModel) -> None:

@@ -64,6 +64,7 @@ DRAFTERS = {
     "no heads": no_heads(),
     "tree": with_tree(),
     "policy": with_policy(),
+    "policy of path tokens": replace(with_policy(), plan=replace(with_policy().plan, path_tokens=True)),
     "bare tree": bare(with_tree()),
     "bare policy": bare(with_policy()),
 }

@@ -45,6 +45,12 @@ def test_round_trip(tmp_path: Path, policy: TreePolicy) -> None:
     assert (tmp_path / "again.yaml").read_bytes() == (tmp_path / "p.yaml").read_bytes()
 
 
+def test_ids_tell_the_units_apart() -> None:
+    """Eight nodes are not eight path tokens; figures change no id."""
+    assert plan_id(PATHS) != plan_id(COSTED)
+    assert plan_id(PATHS) == plan_id(dataclasses.replace(PATHS, expected=None))
+
+
 @looped("line", ["", "nodes: 8\npath_tokens: 8", "path_tokens: 7"])
 def test_a_policy_has_one_size(tmp_path: Path, line: str) -> None:
     """Nodes or path tokens, and of these only the sizes that are traced: E203 with the line's place."""

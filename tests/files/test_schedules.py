@@ -32,6 +32,7 @@ OF_DRAFTER = Schedule(
         ScheduledPlan(1, 512, dataclasses.replace(VALUED, drafter=DRAFTER.id)),
         ScheduledPlan(4, 128, TreePolicy(20, 3, DRAFTER.id)),
         ScheduledPlan(4, 512, COSTED),
+        ScheduledPlan(8, 128, dataclasses.replace(COSTED, path_tokens=True)),
         ScheduledPlan(16, 128, Tree(())),
     ),
     SOURCE,

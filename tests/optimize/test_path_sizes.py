@@ -15,6 +15,7 @@ from treeopt.defaults import PATH_TOKENS, STEP_SIZES
 from treeopt.errors import Code
 from treeopt.evaluate.learn_drafter import plans_of
 from treeopt.latency import LatencyProfile
+from treeopt.optimize.budget import size_of
 from treeopt.optimize.build_job import BuildJob, run_job
 from treeopt.optimize.curve import Timing, calibration_curve
 from treeopt.optimize.per_step import build_policy, fastest_policy, replay_policy, sizes_of
@@ -108,6 +109,12 @@ def test_curve_and_fastest_size() -> None:
     per_step = calibration_curve(CALIBRATION, Timing(timed("dynamic")), kind="dynamic")
     assert {point.nodes for point in per_step.points} <= set(STEP_SIZES)
     assert per_step.unit == PATH_TOKENS
+
+
+def test_a_tree_is_priced_in_the_unit_of_the_profile() -> None:
+    """Path tokens, or nodes."""
+    tree = Tree.from_paths([(0,), (1,), (0, 0)])
+    assert (size_of(tree, timed("static")), size_of(tree, profile_of({1: 1.0}))) == (6, 4)
 
 
 def test_learn_times_trees_by_path_tokens() -> None:

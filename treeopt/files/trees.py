@@ -203,7 +203,7 @@ def plan_id(plan: Planned) -> str:
     if isinstance(plan, Schedule):
         content |= {"cells": [[*cell.key, plan_id(cell.plan)] for cell in plan.cells]}
     elif isinstance(plan, TreePolicy):
-        content |= {"nodes": plan.nodes, "depth": plan.depth, "size_cost": plan.size_cost}
+        content |= {plan.unit: plan.nodes, "depth": plan.depth, "size_cost": plan.size_cost}
     else:
         content |= {"paths": sorted(plan.paths)}
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:16]
@@ -259,7 +259,7 @@ def policy_of(line: SizeLines, **fields: Any) -> TreePolicy:
     """The policy of the sizes in a file and its other fields; E103 where they are none."""
     sizes = [size for size in (line.nodes, line.path_tokens) if size is not None]
     if len(sizes) != 1:
-        raise TreeoptError(Code.TREE_INVALID, "not a policy: it has nodes or path_tokens, and not both")
+        raise TreeoptError(Code.TREE_INVALID, "not a policy: it has either nodes or path_tokens")
     by_paths = line.path_tokens is not None
     return TreePolicy(sizes[0], line.depth, size_cost=line.size_cost, path_tokens=by_paths, **fields)
 
