@@ -17,6 +17,7 @@ import click
 import hostile_seeds as seeds
 import safetensors.torch
 from damage import Damage, damage_arrays, damage_bytes, damage_json, damage_tensors, damage_yaml, damage_zip
+from tiny import tiny_base
 
 from treeopt.calibrate.results import merge_calibrations
 from treeopt.calibrate.shards import load_shard
@@ -36,9 +37,10 @@ from treeopt.files.strict_yaml import check, load
 from treeopt.files.tensors import unedited_schema
 from treeopt.files.trees import load_plan, load_tree
 from treeopt.models.adapters import CONFIG_FILE, NOTE_FILE, WEIGHTS_FILE, read_adapter
-from treeopt.models.base import load_tokenizer
+from treeopt.models.base import Base, load_tokenizer
 from treeopt.models.checkpoint import check_files
 from treeopt.models.config_shapes import config_shape
+from treeopt.models.draft_files import load_draft
 from treeopt.models.head_files import load_heads
 from treeopt.runs.lock import Lock
 from treeopt.runs.work import Work, unpack_rows
@@ -123,6 +125,15 @@ def _merged(path: Path) -> object:
 
 def _output(path: Path) -> object:
     return unedited_kind(path), unedited_schema(path)
+
+
+@functools.cache
+def _small_base() -> Base:
+    return tiny_base("llama", 1, vocab_size=seeds.EAGLE["vocab_size"], hidden_size=seeds.EAGLE["hidden_size"])
+
+
+def _eagle_head(path: Path) -> object:
+    return load_draft(str(path.parent), _small_base())
 
 
 def _heads(path: Path) -> object:
@@ -239,6 +250,22 @@ READERS: dict[str, Reader] = {
         damage_tensors,
         ("load_heads",),
         lambda folder: (folder / "config.json").write_bytes(seeds.heads_configs()[1]),
+    ),
+    "EAGLE head": Reader(
+        _eagle_head,
+        "model.safetensors",
+        seeds.eagle_heads,
+        damage_tensors,
+        ("load_draft",),
+        lambda folder: (folder / "config.json").write_bytes(seeds.eagle_configs()[0]),
+    ),
+    "config of an EAGLE head": Reader(
+        _eagle_head,
+        "config.json",
+        seeds.eagle_configs,
+        damage_json,
+        (),
+        lambda folder: (folder / "model.safetensors").write_bytes(seeds.eagle_heads()[0]),
     ),
     "heads (.pt)": Reader(_heads, "medusa_lm_head.pt", seeds.heads_pt, damage_zip, ()),
     "config of heads": Reader(_heads, "config.json", seeds.heads_configs, damage_json, ("read_config",), _with_weights),

@@ -16,6 +16,7 @@ import numpy as np
 import safetensors.torch
 import torch
 from helpers import make_calibration
+from naive_modules import random_state
 from report_pages import COMPARISON, DECODING, VALIDATION
 
 from treeopt.calibrate.shards import CalibrationShard, Shard, save_shard
@@ -259,6 +260,36 @@ def prompts_parquet() -> list[bytes]:
 def prompt_sets() -> list[bytes]:
     """The description of a prompt set."""
     return [b"schema: treeopt.prompts/1\nrepository: a/b\nfile: c.json\nreference: d\nlicense: e\n"]
+
+
+EAGLE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "vocab_size": 24,
+    "draft_vocab_size": 10,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 0, 1]},
+}
+
+
+def eagle_heads() -> list[bytes]:
+    """An EAGLE-3 head in the layout of SpecForge, with a part of the vocabulary."""
+    return [safetensors.torch.save(random_state("eagle3", EAGLE, 2, seed=1))]
+
+
+def eagle_configs() -> list[bytes]:
+    """Configs of it: of SGLang, and with ids of vLLM and settings of speculators."""
+    kept = {key: value for key, value in EAGLE.items() if key != "eagle_config"}
+    ids = {"eagle_aux_hidden_state_layer_ids": [1, 1, 2], "norm_before_residual": True, "target_hidden_size": 16}
+    verifier = {"verifier": {"name_or_path": "tiny-llama"}}
+    return [_json(EAGLE), _json({**kept, **ids, "speculators_config": verifier, "norm_output": True})]
 
 
 @functools.cache

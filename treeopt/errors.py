@@ -58,6 +58,7 @@ _FIXES = {
     "E213": "a draft model of the same family",
     "E214": "name the base and the heads that the adapter was trained with",
     "E215": "another engine in --for",
+    "E216": "docs/develop/formats.md lists the layouts of draft modules",
     "E220": "calibrate again",
     "E221": "calibrate with the same model, heads, drafter and settings",
     "E222": "treeopt learn again",
@@ -106,7 +107,8 @@ class Code(enum.Enum):
     HEADS_INVALID = "E211", "a heads checkpoint does not have the Medusa layout"
     HEADS_MISMATCH = "E212", "the heads do not fit this base model"
     HEADS_NOT_EXPORTABLE = "E215", "the layout cannot represent these heads"
-    DRAFT_MISMATCH = "E213", "a draft model has the base's tokenizer"
+    DRAFT_MISMATCH = "E213", "a draft model has the base's tokenizer, a draft module its base's sizes"
+    DRAFT_INVALID = "E216", "a draft module has the tensors of its layout"
     ADAPTER_MISMATCH = "E214", "an adapter belongs to the base and the heads that it was trained with"
     CALIBRATION_INVALID = "E220", "the values of a calibration are inconsistent"
     CALIBRATION_MISMATCH = "E221", "ranks of different models, heads, drafters or settings cannot be merged"

@@ -163,7 +163,6 @@ EXCEPTIONS = {
     "read_settings": "the primitive below read_config",
     "read_start": "the primitive below read_bytes and read_text",
     "load_base": "its checks are in the table; weights are read by transformers: tests/models/test_base.py",
-    "load_draft": "load_base, with the checks of tests/models",
     "load_pair": "load_base and load_heads",
     "load_texts": "rows of read_texts, which is in the table",
 }

@@ -382,7 +382,7 @@ def test_names_of_something_else_are_refused(tmp_path: Path, keys: list[str], sa
     error = refusal(write(tmp_path, state, {}))
     assert error.code is Code.HEADS_INVALID
     assert any(word in error.what for word in said.split("|")), error.what
-    assert ("treeopt cannot read these yet" in error.fix) == bool(re.search("EAGLE|drafter", said))
+    assert ("--draft reads EAGLE heads" in error.fix) == bool(re.search("EAGLE|drafter", said))
 
 
 def test_hub_repository_gives_the_shards_with_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from treeopt.errors import Code, TreeoptError
 
 POCKET = "pocket"  # name of the built-in model, its heads and its prompts
 POCKET_DRAFT = "pocket-draft"  # name of its draft model
+POCKET_EAGLE3 = "pocket-eagle3"  # name of its EAGLE-3 head
 _KINDS = ("trees", "calibration")
 
 
@@ -40,9 +41,14 @@ def pocket_draft() -> Path:
     return _built_in(POCKET_DRAFT)
 
 
+def pocket_eagle3() -> Path:
+    """The folder of the built-in EAGLE-3 head."""
+    return _built_in(POCKET_EAGLE3)
+
+
 def model_folder(name: str) -> Path | None:
     """The folder of the built-in model of this name, if there is one."""
-    return _built_in(name) if name in (POCKET, POCKET_DRAFT) else None
+    return _built_in(name) if name in (POCKET, POCKET_DRAFT, POCKET_EAGLE3) else None
 
 
 def tokenizer_of(folder: Path) -> Path:

@@ -61,6 +61,7 @@ class Base:
         notes: warnings for the user, such as weights of the checkpoint that are not used.
         adapter: the adapter that is merged into the weights; None without.
         compile: whether decoders run their forwards over trees through `torch.compile`.
+        reads: indices of the hidden states that forwards return, side by side; empty for the LM head's input alone.
     """
 
     model: PreTrainedModel
@@ -69,6 +70,7 @@ class Base:
     notes: tuple[str, ...] = ()
     adapter: Adapter | None = None
     compile: bool = False
+    reads: tuple[int, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -99,6 +101,24 @@ class Base:
         if eagerly(self.device, DTYPES[dtype]):
             model.set_attn_implementation("eager")
         return dataclasses.replace(self, model=model)
+
+    def reading(self, states: tuple[int, ...]) -> Base:
+        """The same model whose forwards return other hidden states: 0 are the embeddings, i > 0 the output of layer
+        i - 1, the number of layers the LM head's input.
+        """
+        if states == self.reads:
+            return self
+        if states not in self._readers:
+            other = copy.copy(self)  # of its own class, which may not keep the model alive
+            for name in ("compiled", "_readers"):
+                vars(other).pop(name, None)
+            vars(other)["reads"] = states
+            self._readers[states] = other
+        return self._readers[states]
+
+    @functools.cached_property
+    def _readers(self) -> dict[tuple[int, ...], Base]:
+        return {}
 
     @functools.cached_property
     def compiled(self) -> dict[int, Base]:
@@ -200,7 +220,8 @@ class Base:
         }
 
     def forward(self, ids: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
-        """One stock forward: logits, and last hidden states (after the final norm: the input of the LM head).
+        """One stock forward: logits, and last hidden states (after the final norm: the input of the LM head), or those
+        that this base `reads` side by side.
 
         `logits_to_keep` may be int64 [B, n], positions of each row, on the device of `ids`.
 
@@ -220,7 +241,7 @@ class Base:
     def outputs(self, ids: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
         """As `forward`, with hidden states of any shape."""
         out = self._run(ids, inputs)
-        return out.logits, out.hidden_states[-1]
+        return out.logits, self._states(out)
 
     def continued(self, ids: Tensor, cache: Any = None, **inputs: Any) -> tuple[Tensor, Tensor, Any]:
         """As `forward`, after the tokens of a cache of the model's own kind; also the cache with the new tokens.
@@ -230,8 +251,15 @@ class Base:
         if cache is not None:
             inputs[self._cache_name] = cache
         out = self._run(ids, {**inputs, "use_cache": True})
-        self._check_states(out.hidden_states[-1])
-        return out.logits, out.hidden_states[-1], getattr(out, self._cache_name, None)
+        states = self._states(out)
+        self._check_states(states)
+        return out.logits, states, getattr(out, self._cache_name, None)
+
+    def _states(self, out: Any) -> Tensor:
+        states: Tensor = out.hidden_states[-1]
+        if self.reads:
+            states = torch.cat([out.hidden_states[index].to(states.device) for index in self.reads], dim=-1)
+        return states
 
     def _run(self, ids: Tensor, inputs: dict[str, Any]) -> Any:
         """The stock outputs of one forward."""
@@ -240,7 +268,7 @@ class Base:
         with contextlib.ExitStack() as stack:
             if len(self.devices) > 1 and isinstance(inputs.get("logits_to_keep"), Tensor):
                 stack.enter_context(kept_before(self.lm_head, inputs.pop("logits_to_keep")))
-            return self.model(ids, output_hidden_states=-1, **inputs)
+            return self.model(ids, output_hidden_states=[*self.reads, -1] if self.reads else -1, **inputs)
 
     @functools.cached_property
     def logits_of_lm_head(self) -> bool:

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
+from treeopt.models.draft_module import DraftModule
 from treeopt.models.heads import MedusaHeads
 
 _SHOWN = 3  # tokens in a message
@@ -47,8 +48,12 @@ def heads_like(base: Base, heads: MedusaHeads, name: str = "given") -> MedusaHea
 def check_draft(base: Base, draft: Base) -> None:
     """Raise E213 unless the draft model has the base's tokenizer; a pair that has passed is not compared again.
 
-    The widths of their logits may differ, because some models pad them; where one has no tokenizer they are equal.
+    The widths of their logits may differ, because some models pad them; where one has no tokenizer they are equal. A
+    draft module has the base's vocabulary and reads states of its width.
     """
+    if isinstance(draft.model, DraftModule):
+        _check_module(base, draft.model, draft.name)
+        return
     passed = _passed.setdefault(base.model, weakref.WeakSet())
     if draft.model in passed:
         return
@@ -66,6 +71,19 @@ def check_draft(base: Base, draft: Base) -> None:
             fix="--draft with a smaller model of the same family, or without --draft: --drafter ngram",
         )
     passed.add(draft.model)
+
+
+def _check_module(base: Base, module: DraftModule, name: str) -> None:
+    sizes = {
+        "hidden size": (module.wiring.state_size, base.model.config.get_text_config().hidden_size),
+        "vocabulary": (module.base_vocab_size, base.vocab_size),
+        "last state": (max(module.wiring.reads), base.model.config.get_text_config().num_hidden_layers),
+    }
+    for size, (found, there) in sizes.items():
+        of_last = size == "last state" and (module.wiring.project or found == there)  # EAGLE-3 reads states below it
+        if found > there or (found < there and not of_last):
+            what = f"{name} was not made for {base.name}: its {size} is {found}, the base's {there}"
+            raise TreeoptError(Code.DRAFT_MISMATCH, what, fix="--draft with a module of this base, or without --draft")
 
 
 def _tokenizer(model: Base) -> PreTrainedTokenizerBase | None:

@@ -13,6 +13,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base, shown_name
 from treeopt.models.compatibility import check_draft, heads_like, tokenizer_beside
 from treeopt.models.devices import DeviceMap
+from treeopt.models.draft_files import load_draft
 from treeopt.models.head_files import LoadedHeads, load_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.tensors import fingerprint
@@ -80,17 +81,12 @@ def _kind(given: Any) -> str:
     return f"an object of type {type(given).__name__}"
 
 
-def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "auto") -> Base:
-    """The draft model of this name, after `check_draft`."""
-    draft = load_base(name, dtype=dtype, device=device)
-    check_draft(base, draft)
-    return draft
-
-
 def as_draft(model: GivenModel | None, base: Base) -> Base | None:
-    """The draft model from any accepted form of a model, after `check_draft`; None stays None."""
+    """The draft model or module from any accepted form, after checks that it fits; None stays None."""
     if model is None:
         return None
+    if isinstance(model, (str, os.PathLike)):
+        return load_draft(os.fspath(model), base, dtype=base.dtype_name)
     draft = as_base(model, dtype=base.dtype_name)
     check_draft(base, draft)
     return draft

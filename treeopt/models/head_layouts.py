@@ -82,7 +82,7 @@ _DRAFTERS = (
     r"(logit_head\.)?(markov_head|confidence_head)\.|prefix_gru\.|mask_hidden$|"
     r"(hidden_norm|encoder\.output_norm_enc|midlayer|layers\.0\.hidden_norm)\."
 )
-_NOT_YET = "treeopt cannot read these yet: name Medusa heads, or draft without heads (--drafter ngram)"
+_NOT_YET = "--draft reads EAGLE heads, --draft mtp an MTP layer; others cannot be read yet (--drafter ngram needs none)"
 _FOREIGN = (
     (r"medusa_heads\.\d+\.(medusa_layers|lm_head)\.", "a checkpoint of TensorRT-LLM", "use the original heads"),
     (_DRAFTERS, "a drafter of another kind, such as EAGLE, MTP, Hydra or DFlash", _NOT_YET),

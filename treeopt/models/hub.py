@@ -74,6 +74,14 @@ def find_base(name: str) -> Path:
     return _found(name, "model", known, looks_local(name), allow_patterns=["*.json"], ignore_patterns=["*/*"])
 
 
+def find_weights(name: str, folder: Path) -> Path:
+    """The folder of a model's files with its weights, which `find_base` leaves on the hub."""
+    if here(name) is not None or built_in(name) is not None:
+        return folder
+    patterns = ["*.json", "*.safetensors", "*.bin"]
+    return _found(name, "model", None, looks_local(name), allow_patterns=patterns, ignore_patterns=["*/*"])
+
+
 def _found(name: str, kind: str, known: Path | None, local: bool, **patterns: list[str]) -> Path:
     """A local path, else the built-in folder, else these files of a repository, downloaded where the hub answers."""
     path = here(name) or known

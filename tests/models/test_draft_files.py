@@ -1,0 +1,191 @@
+"""What `--draft` names, by its files: kinds, and the error of each checkpoint that is not one or is damaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mtp_checkpoints import write
+from naive_modules import random_state
+from safetensors.torch import save_file
+from tiny import tiny_base
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.base import Base, load_base
+from treeopt.models.draft_files import kind_in_files, load_draft
+from treeopt.models.given import as_draft
+
+VOCAB, WIDTH, LAYERS = 40, 16, 2
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "draft_vocab_size": 24,
+    "hidden_size": WIDTH,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 0, 1]},
+}
+State = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def base() -> Base:
+    return tiny_base("llama", 1, vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=LAYERS)
+
+
+def head(folder: Path, change: Callable[[State], Any] = len, suffix: str = "safetensors", **config: Any) -> str:
+    """A head in a folder, with changed tensors and config."""
+    content = {key: value for key, value in {**CONFIG, **config}.items() if value is not None}
+    folder.mkdir(exist_ok=True)
+    state = random_state("eagle3", CONFIG, LAYERS, seed=1)
+    change(state)
+    (folder / "config.json").write_text(json.dumps(content))
+    if suffix == "safetensors":
+        save_file(state, folder / "model.safetensors")
+    else:
+        torch.save(state, folder / "pytorch_model.bin")
+    return str(folder)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+def test_a_head_from_both_formats(suffix: str, base: Base, tmp_path: Path) -> None:
+    """From a folder, by the loader of commands and by functions; in the base's dtype."""
+    name = head(tmp_path, suffix=suffix)
+    draft = load_draft(name, base)
+    assert kind_in_files(name) == "eagle"
+    assert draft.model.wiring.title == "EAGLE-3 (SpecForge)"
+    assert draft.model.wiring.reads == (1, 1, 2)
+    assert draft.dtype == base.dtype
+    again = as_draft(name, base)
+    assert again is not None
+    assert again.fingerprint == draft.fingerprint
+
+
+def _without(name: str) -> Callable[[State], Any]:
+    return lambda state: state.pop(name)
+
+
+def _with(name: str, *shape: int) -> Callable[[State], Any]:
+    return lambda state: state.update({name: torch.zeros(shape)})
+
+
+def _offsets(tokens: list[int]) -> Callable[[State], Any]:
+    return lambda state: state.update(d2t=torch.tensor(tokens) - torch.arange(len(tokens)))
+
+
+WRONG: dict[str, tuple[Callable[[State], Any], dict[str, Any], Code, str]] = {
+    "missing": (_without("midlayer.hidden_norm.weight"), {}, Code.DRAFT_INVALID, "lacks midlayer.hidden_norm.weight"),
+    "unexpected": (_with("extra.weight", 3), {}, Code.DRAFT_INVALID, "has also extra.weight"),
+    "misshapen": (_with("norm.weight", 3), {}, Code.DRAFT_INVALID, r"norm.weight has shape \[3\], not \[16\]"),
+    "no d2t": (_without("d2t"), {}, Code.DRAFT_INVALID, "24 tokens and no d2t"),
+    "d2t of too few": (_offsets([1, 2]), {}, Code.DRAFT_INVALID, "d2t that is not 24 distances"),
+    "d2t twice": (_offsets([7] * 24), {}, Code.DRAFT_INVALID, "d2t that is not 24 distances"),
+    "d2t outside": (_offsets([*range(23), VOCAB]), {}, Code.DRAFT_INVALID, "d2t that is not 24 distances"),
+    "d2t of other tokens": (_offsets([*range(24)]), {}, Code.DRAFT_INVALID, "d2t that is not 24 distances"),
+    "vocabulary": (len, {"vocab_size": 41}, Code.DRAFT_MISMATCH, "vocabulary has 41 tokens, the base's 40"),
+    "width": (len, {"target_hidden_size": 8}, Code.DRAFT_MISMATCH, "reads states of width 8, the base's are 16"),
+    "layers": (
+        len,
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}},
+        Code.DRAFT_MISMATCH,
+        "reads the states .1, 2, 3., and the base has 2 layers",
+    ),
+    "ids": (len, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": "012"}}, Code.DRAFT_INVALID, "not a list"),
+    "huge": (len, {"intermediate_size": 1 << 40}, Code.DRAFT_INVALID, r"mlp.gate_proj.weight has shape .24, 16., not"),
+    "no heads": (len, {"num_attention_heads": 0}, Code.DRAFT_INVALID, "modulo by zero"),
+    "negative": (len, {"intermediate_size": -5}, Code.DRAFT_INVALID, "no module can be made from its config"),
+    "rotary": (len, {"rope_parameters": {"rope_type": "odd"}}, Code.DRAFT_INVALID, "no module can be made"),
+    "no norm": (_without("norm.weight"), {}, Code.DRAFT_INVALID, "lacks norm.weight"),
+    "no head": (_without("lm_head.weight"), {}, Code.DRAFT_INVALID, "lacks lm_head.weight"),
+    "no fc_norm": (len, {"fc_norm": True}, Code.DRAFT_INVALID, "lacks fc_norm.0.weight"),
+    "a layer too many": (_with("layers.7.mlp.up_proj.weight", 24, 16), {}, Code.DRAFT_INVALID, "has also layers.7"),
+    "quantised": (
+        lambda state: state.update({"fc.weight": state["fc.weight"].to(torch.float8_e4m3fn)}),
+        {},
+        Code.DRAFT_INVALID,
+        "weights of torch.float8",
+    ),
+    "other class": (len, {"model_type": "gpt2"}, Code.DRAFT_INVALID, "E216"),
+    "odd names": (len, {"architectures": [1], "hidden_act": "odd"}, Code.DRAFT_INVALID, "no module can be made"),
+    "names twice": (
+        lambda state: state.update({"layers.0.hidden_norm.weight": state["midlayer.hidden_norm.weight"].clone()}),
+        {},
+        Code.DRAFT_INVALID,
+        "has also ",
+    ),
+    "not finite": (_with("fc.weight", 16, 48), {}, Code.NOT_FINITE, "not finite"),
+    "P-EAGLE": (_with("mask_hidden", 1, 1, 48), {}, Code.DRAFT_INVALID, "is P-EAGLE"),
+    "DSpark": (_with("markov_head.markov_w1.weight", 4, 4), {}, Code.DRAFT_INVALID, "is DSpark"),
+    "DFlash": (len, {"architectures": ["DFlashDraftModel"], "num_hidden_layers": 5}, Code.DRAFT_INVALID, "is DFlash"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_fault_is_one_error(name: str, base: Base, tmp_path: Path) -> None:
+    """The error names the tensor or the number; a head of another kind is called what it is."""
+    change, config, code, what = WRONG[name]
+
+    def changed(state: State) -> None:
+        change(state)
+        if name == "not finite":
+            state["fc.weight"][0, 0] = torch.nan
+
+    with pytest.raises(TreeoptError, match=what) as caught:
+        load_draft(head(tmp_path, changed, **config), base)
+    assert caught.value.code is code
+
+
+def test_ids_of_layers(base: Base, tmp_path: Path) -> None:
+    """Heads of equal weights that read other states are other drafts; ids at the top are those of vLLM."""
+    ids = "eagle_aux_hidden_state_layer_ids"
+    configs = ({}, {"eagle_config": {ids: [0, 1, 0]}}, {"eagle_config": None, ids: [1, 1, 2]})
+    drafts = [load_draft(head(tmp_path / str(i), **config), base) for i, config in enumerate(configs)]
+    assert [draft.model.wiring.reads for draft in drafts] == [(1, 1, 2), (1, 2, 1), (1, 1, 2)]
+    assert drafts[0].fingerprint == drafts[2].fingerprint != drafts[1].fingerprint
+
+
+def test_mtp_with_embeddings_of_its_own(tmp_path: Path) -> None:
+    """Copies of the base's are left out, others are refused."""
+    write(tmp_path, "glm4_moe")
+    base = load_base(str(tmp_path), dtype="float32")
+    load_draft("mtp", base)
+    base.model.get_input_embeddings().weight.data += 1
+    with pytest.raises(TreeoptError, match=r"embed_tokens\.weight that is not the base's"):
+        load_draft("mtp", base)
+
+
+def test_mtp_of_a_base_without_one(tmp_path: Path) -> None:
+    """No tensors of one, and tensors of a layout that is not read, are told apart; of several layers one is read."""
+    write(tmp_path, "mimo")
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    base = load_base(str(tmp_path), dtype="float32")
+    assert not load_draft("mtp", base).notes
+    base.model.config.num_nextn_predict_layers = 3
+    assert "3 MTP layers; only the first" in load_draft("mtp", base).notes[0]
+    base.model.save_pretrained(tmp_path)
+    with pytest.raises(TreeoptError, match="has no MTP layer that treeopt reads") as caught:
+        load_draft("mtp", base)
+    assert caught.value.code is Code.DRAFT_INVALID
+    assert "no tensors of one" in caught.value.why
+    (tmp_path / "model.safetensors").write_bytes(whole.replace(b"input_proj.weight", b"other_proj.weight"))
+    with pytest.raises(TreeoptError) as caught:
+        load_draft("mtp", base)
+    assert "its layout is another one, with tensors such as model.mtp_layers.0." in caught.value.why
+
+
+def test_a_draft_model_stays_one(base: Base, tmp_path: Path) -> None:
+    """A causal language model of one layer has no tensors of a head."""
+    tiny_base("llama", 2, vocab_size=VOCAB, num_hidden_layers=1).model.save_pretrained(tmp_path)
+    assert kind_in_files(str(tmp_path)) == "model"
+    draft = load_draft(str(tmp_path), base)
+    assert draft.model.config.num_hidden_layers == 1
+    assert as_draft(draft, base) is draft

@@ -1,0 +1,151 @@
+"""Tiny base models with an MTP layer in their checkpoint, as the families that have one publish it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Glm4MoeConfig,
+    MellumConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
+
+VOCAB, WIDTH = 96, 32
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+_BY_NUMBER = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1}
+
+
+def configs() -> dict[str, PreTrainedConfig]:
+    """Published configs scaled down, by the family of their MTP layer."""
+    one = _COMMON | {"num_key_value_heads": 4, "num_hidden_layers": 3}
+    sliding = {"layer_types": ["sliding_attention", "full_attention"], "mtp_layer_types": ["full_attention"]}
+    return {
+        "deepseek_v3": DeepseekV3Config(**one, **_EXPERTS, **_LATENT, **_BY_NUMBER, n_group=1, topk_group=1),
+        "glm4_moe": Glm4MoeConfig(**_COMMON, **_EXPERTS, **_BY_NUMBER, num_hidden_layers=3, head_dim=8),
+        "mellum": MellumConfig(
+            **_COMMON, **_EXPERTS, **sliding, num_hidden_layers=2, head_dim=8, num_experts=4, num_nextn_predict_layers=1
+        ),
+        "qwen3_next": Qwen3NextConfig(
+            **_COMMON,
+            **_EXPERTS,
+            **_LINEAR,
+            num_hidden_layers=4,
+            head_dim=8,
+            num_experts=4,
+            shared_expert_intermediate_size=16,
+        ),
+        "qwen3_5_text": Qwen3_5TextConfig(
+            **_COMMON, **_LINEAR, num_hidden_layers=4, head_dim=16, mtp_num_hidden_layers=1
+        ),
+        "mimo": Qwen2Config(**_COMMON, num_hidden_layers=3, num_nextn_predict_layers=1),
+    }
+
+
+def write(folder: Path, family: str, seed: int = 0) -> None:
+    """Save a base model of random weights with its MTP layer, under the names that the family publishes."""
+    config = configs()[family]
+    layers = config.num_hidden_layers
+    state = _weights(config, folder, seed)
+    more = copy.deepcopy(config)
+    more.num_hidden_layers = layers + 1
+    for key in ("layer_types", "mlp_layer_types"):
+        if kinds := getattr(config, key, None):
+            setattr(more, key, [*kinds, "full_attention" if key == "layer_types" else kinds[-1]])
+    last = _weights(more, folder / "more", seed + 1)
+    layer = {key.split(f"layers.{layers}.")[1]: one for key, one in last.items() if f"layers.{layers}." in key}
+    state |= _published(family, layers, layer, state, torch.Generator().manual_seed(seed))
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _weights(config: PreTrainedConfig, folder: Path, seed: int) -> dict[str, Tensor]:
+    """The tensors of a model of random weights, saved in a folder; experts one by one, as in published checkpoints."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for weight in model.parameters():
+        weight.data = (
+            torch.randn_like(weight) * 0.15 if weight.dim() > 1 else weight.data + torch.randn_like(weight) * 0.1
+        )
+    model.save_pretrained(folder)
+    return dict(part for item in load_file(folder / "model.safetensors").items() for part in _unfused(*item))
+
+
+def _unfused(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+    """The tensors of the experts of a layer, where they are in one."""
+    if name.endswith(".experts.gate_up_proj"):
+        place = name.removesuffix("gate_up_proj")
+        halves = [one.chunk(2) for one in tensor]
+        return [
+            (f"{place}{i}.{part}_proj.weight", half.contiguous())
+            for i, pair in enumerate(halves)
+            for part, half in zip(("gate", "up"), pair, strict=True)
+        ]
+    if name.endswith(".experts.down_proj"):
+        place = name.removesuffix("down_proj")
+        return [(f"{place}{i}.down_proj.weight", one.contiguous()) for i, one in enumerate(tensor)]
+    return [(name, tensor)]
+
+
+def _published(
+    family: str, layers: int, layer: dict[str, Tensor], state: dict[str, Tensor], chance: torch.Generator
+) -> dict[str, Tensor]:
+    """The MTP tensors by their published names."""
+
+    def norm(center: float = 1.0) -> Tensor:
+        return center + 0.1 * torch.randn(WIDTH, generator=chance)
+
+    project = 0.2 * torch.randn(WIDTH, 2 * WIDTH, generator=chance)
+    if family in ("deepseek_v3", "glm4_moe"):
+        place = f"model.layers.{layers}."
+        return {
+            **{place + key: one for key, one in layer.items()},
+            f"{place}enorm.weight": norm(),
+            f"{place}hnorm.weight": norm(),
+            f"{place}eh_proj.weight": project,
+            f"{place}shared_head.norm.weight": norm(),
+            f"{place}shared_head.head.weight": state["lm_head.weight"].clone(),
+            f"{place}embed_tokens.weight": state["model.embed_tokens.weight"].clone(),
+        }
+    if family == "mimo":
+        place = "model.mtp_layers.0."
+        return {
+            **{place + key: one for key, one in layer.items()},
+            f"{place}token_layernorm.weight": norm(),
+            f"{place}hidden_layernorm.weight": norm(),
+            f"{place}input_proj.weight": project,
+            f"{place}final_layernorm.weight": norm(),
+        }
+    center = 0.0 if family.startswith("qwen3") else 1.0  # their norms multiply by 1 + w
+    return {
+        **{f"mtp.layers.0.{key}": one for key, one in layer.items()},
+        "mtp.pre_fc_norm_embedding.weight": norm(center),
+        "mtp.pre_fc_norm_hidden.weight": norm(center),
+        "mtp.fc.weight": project,
+        "mtp.norm.weight": norm(center),
+    }

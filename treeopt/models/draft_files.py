@@ -1,0 +1,266 @@
+"""Loading of what `--draft` names: a draft model, an EAGLE head, or the MTP layer in the base's own checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treeopt.defaults import EAGLE, MODEL, MTP
+from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.models.base import DTYPES, Base, load_base
+from treeopt.models.checkpoint import plain_reason
+from treeopt.models.compatibility import check_draft
+from treeopt.models.draft_layouts import (
+    DROPPED,
+    SPECULATORS,
+    ModuleLayout,
+    eagle_layout,
+    is_eagle,
+    mtp_layers,
+    mtp_layout,
+    mtp_tensors,
+    other_kind,
+)
+from treeopt.models.draft_module import OWN, DraftModule
+from treeopt.models.hub import built_in, find_base, find_weights, here, looks_local
+from treeopt.models.tensors import State, listed, misfit, read_config, tensor_loaders
+
+_WEIGHTS = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
+_DECODER = "decoder."
+_FEW_LAYERS = 4  # a config of more describes a draft model
+
+
+def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "auto") -> Base:
+    """The draft model of a folder or hub name, the EAGLE head there, or for `mtp` the base's own MTP layer.
+
+    Its kind is read from its files. Modules have the base's dtype and device; `dtype` and `device` are of draft models.
+
+    Raises:
+        TreeoptError: as `load_base`; E213 where it does not fit the base, E216 where tensors are missing, unexpected or
+            of another shape, and for a drafter of a kind that is not read.
+    """
+    if name == MTP and here(name) is None:
+        return _load_mtp(base)
+    folder = find_base(name)
+    config = read_config(folder / "config.json")
+    _check_kind(name, other_kind([], config))
+    if _may_be_module(config):
+        folder = find_weights(name, folder)
+        loaders = tensor_loaders(_weights(folder, name), lambda _, keys: keys)
+        _check_kind(name, other_kind(loaders, config))
+        if is_eagle(loaders):
+            if not config:
+                raise TreeoptError(Code.FILE_MISSING, f"{name} is an EAGLE head, and has no config.json with its sizes")
+            layers = int(base.model.config.get_text_config().num_hidden_layers)
+            state = {key: load() for key, load in loaders.items()}
+            layout = eagle_layout(name, config, {key: tuple(one.shape) for key, one in state.items()}, layers)
+            _check_config(name, base, config)
+            return dataclasses.replace(_module(name, base, layout, state), notes=tuple(_made_for(name, base, config)))
+        if config.get(SPECULATORS) == MTP:
+            if not (keys := mtp_tensors(loaders, base.model.config)):
+                raise TreeoptError(Code.DRAFT_INVALID, f"{name} has no tensors of an MTP layer: {listed(loaders)}")
+            layout = mtp_layout(keys, base.model.config, base.hidden_size, config)
+            return _module(name, base, layout, {key: loaders[full]() for key, full in keys.items()})
+    draft = load_base(name, dtype=dtype, device=device)
+    check_draft(base, draft)
+    return draft
+
+
+def _check_kind(name: str, kind: str) -> None:
+    """Raise E216 for a drafter of a kind that is recognised and not read."""
+    if kind:
+        fix = "an EAGLE head, a draft model, or --draft mtp; without --draft --drafter ngram"
+        raise TreeoptError(Code.DRAFT_INVALID, f"{name} is {kind}", why="it is not read yet", fix=fix)
+
+
+def _may_be_module(config: Mapping[str, Any]) -> bool:
+    """Whether a config may be of a module: a config of speculators, or of few layers."""
+    layers = config.get("num_hidden_layers")
+    return SPECULATORS in config or not isinstance(layers, int) or layers <= _FEW_LAYERS
+
+
+def _weights(folder: Path, name: str) -> Path:
+    found = next((folder / file for file in _WEIGHTS if (folder / file).exists()), None)
+    if found is None:
+        raise TreeoptError(Code.FILE_MISSING, f"{name} has no weights: none of {', '.join(_WEIGHTS)}")
+    return found
+
+
+def _load_mtp(base: Base) -> Base:
+    """The MTP layer in the base's checkpoint; E216 where it has none."""
+    folder = find_base(base.name)
+    config, loaders = base.model.config, dict[str, Any]()
+    if folder.is_dir() and any((folder / file).exists() for file in _WEIGHTS):
+        loaders |= tensor_loaders(_weights(folder, base.name), lambda _, keys: mtp_tensors(keys, config).values())
+    tensors = mtp_tensors(loaders, config)
+    if not tensors:
+        other = [key for key in loaders if re.search(r"(^|\.)mtp\w*\.", key)]
+        why = (
+            f"its layout is another one, with tensors such as {listed(other)}" if other else "it has no tensors of one"
+        )
+        what = f"the checkpoint of {base.name} ({config.model_type}) has no MTP layer that treeopt reads"
+        fix = "--draft FOLDER of an EAGLE head or a draft model, or without --draft --drafter ngram"
+        raise TreeoptError(Code.DRAFT_INVALID, what, why=why, fix=fix)
+    _check_shared(base, tensors, loaders)
+    layout = mtp_layout(tensors, config, base.hidden_size)
+    module = _module(MTP, base, layout, {key: loaders[full]() for key, full in tensors.items()})
+    count = mtp_layers(config)
+    note = f"warning: {base.name} has {count} MTP layers; only the first is read, and drafts all levels"
+    return dataclasses.replace(module, notes=(note,)) if count > 1 else module
+
+
+def _check_shared(base: Base, tensors: Mapping[str, str], loaders: Mapping[str, Callable[[], Tensor]]) -> None:
+    """Raise E216 where an MTP layer has embeddings or an LM head that are not copies of the base's."""
+    shared = {"embed_tokens.weight": base.model.get_input_embeddings(), "shared_head.head.weight": base.lm_head}
+    for key, module in shared.items():
+        if key in tensors:
+            own, of_base = loaders[tensors[key]](), module.weight
+            if own.shape != of_base.shape or not torch.equal(own.to(of_base.device, of_base.dtype), of_base):
+                what = f"the MTP layer of {base.name} has a {tensors[key]} that is not the base's"
+                raise TreeoptError(
+                    Code.DRAFT_INVALID, what, why="a layer with embeddings or LM head of its own is not read"
+                )
+
+
+def _check_config(name: str, base: Base, config: Mapping[str, Any]) -> None:
+    """Raise E213 where a config is of a vocabulary that is not the base's."""
+    inner = config.get("transformer_layer_config", config)
+    vocab = inner.get("vocab_size") if isinstance(inner, Mapping) else None
+    if isinstance(vocab, int) and vocab != base.vocab_size:
+        raise _mismatch(name, base, f"its vocabulary has {vocab} tokens, the base's {base.vocab_size}")
+
+
+def _made_for(name: str, base: Base, config: Mapping[str, Any]) -> Iterator[str]:
+    """A warning where a config names another base: by the last part of the name, as folders differ."""
+    parts = (config.get("speculators_config"), "verifier", "name_or_path"), (config, "base", "name")
+    for whole, part, key in parts:
+        inner = whole.get(part) if isinstance(whole, Mapping) else None
+        named = inner.get(key) if isinstance(inner, Mapping) else None
+        if isinstance(named, str) and PurePath(named).name != PurePath(base.name).name:
+            yield f"warning: {name} was made for {named}, by its config.json, and the base is {base.name}"
+
+
+def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
+    """The module of these tensors as a model, in the base's dtype and on its device."""
+    wiring, text = layout.wiring, base.model.config.get_text_config()
+    if wiring.state_size != text.hidden_size:
+        raise _mismatch(name, base, f"it reads states of width {wiring.state_size}, the base's are {text.hidden_size}")
+    width = layout.config.hidden_size
+    if width != base.hidden_size and not (wiring.own_embeddings and wiring.vocabulary):
+        raise _mismatch(name, base, f"its hidden size is {width}, the base's {base.hidden_size}")
+    layout.config._attn_implementation = base.model.config._attn_implementation
+    shared = base.model.get_input_embeddings(), base.lm_head, base.vocab_size
+    try:
+        with torch.device("meta"):  # a wrong config could describe a module that does not fit into memory
+            described = DraftModule(layout.config, wiring, *shared)
+        tensors = _fitting(name, described, layout, state)
+        module = DraftModule(layout.config, wiring, *shared)
+    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
+        what = f"{name} is read as {wiring.title}, and no module can be made from its config"
+        raise TreeoptError(Code.DRAFT_INVALID, what, why=plain_reason(error)) from error
+    if odd := [key for key, one in tensors.items() if one.dtype not in DTYPES.values()]:
+        what = f"{name} has weights of {tensors[odd[0]].dtype}, such as {odd[0]}"
+        raise TreeoptError(
+            Code.DRAFT_INVALID, what, why="quantised modules are not read", fix="a module in 16 or 32 bits"
+        )
+    module.load_state_dict(tensors, strict=False)
+    if wiring.vocabulary:
+        module.tokens.copy_(_tokens(name, base, state, wiring.vocabulary))
+    if not all(parameter.isfinite().all() for parameter in module.parameters()):
+        raise TreeoptError(Code.NOT_FINITE, f"{name} has weights that are not finite")
+    return beside(base, module, name)
+
+
+def beside(base: Base, module: DraftModule, name: str) -> Base:
+    """A module as a draft of a base, on its device and in its dtype."""
+    for parameter in module.requires_grad_(False).parameters():
+        parameter.data = parameter.data.to(base.dtype)
+    module.to(base.device).eval()  # buffers, such as rotary frequencies, keep their dtype
+    module.config.max_position_embeddings = base.context  # positions beyond those of its config are as far apart
+    return Base(module, base.tokenizer, name)
+
+
+def _fitting(name: str, module: DraftModule, layout: ModuleLayout, state: State) -> dict[str, Tensor]:
+    """The tensors by a module's names; E216 names those that are missing, unexpected or of another shape."""
+    read = [key for key in state if layout.renamed(key) != DROPPED]
+    known = {layout.renamed(key): key for key in read}
+    twice = [key for key in read if known[layout.renamed(key)] != key]
+    tensors = {made: state[key] for made, key in known.items()}
+    expected = {key: tuple(one.shape) for key, one in module.state_dict().items() if key not in OWN}
+    if layout.wiring.kind == MTP:
+        tensors = _converted(name, module, tensors)
+    names = {key: known.get(key) or layout.original(key, known) for key in (*expected, *tensors)}
+    stored = {names[key]: one for key, one in tensors.items()} | {key: state[key] for key in twice}
+    if fault := misfit(stored, {names[key]: shape for key, shape in expected.items()}):
+        raise TreeoptError(Code.DRAFT_INVALID, f"{name} is read as {layout.wiring.title}, and {fault}")
+    return tensors
+
+
+def _converted(name: str, module: DraftModule, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, those of decoder layers as transformers stores them, such as the experts of a layer in one."""
+    part = {key.removeprefix(_DECODER): one for key, one in tensors.items() if key.startswith(_DECODER)}
+    rest = {key: one for key, one in tensors.items() if not key.startswith(_DECODER)}
+    width = module.decoder.config.hidden_size
+    unused = {"embed_tokens.weight": torch.zeros(1, width), "norm.weight": torch.ones(width)}
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            made, info = type(module.decoder).from_pretrained(
+                None, config=module.decoder.config, state_dict=part | unused, output_loading_info=True
+            )
+    except Exception as error:  # transformers raises many types
+        what = f"the decoder layer of {name} cannot be loaded"
+        raise TreeoptError(Code.DRAFT_INVALID, what, why=first_line(error)) from error
+    lacking = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
+    converted = {key: one for key, one in made.layers.state_dict(prefix="layers.").items() if key not in lacking}
+    extra = {key: part[key] for key in info["unexpected_keys"] if key in part}
+    return rest | {_DECODER + key: one for key, one in (converted | extra).items()}
+
+
+def _tokens(name: str, base: Base, state: State, count: int) -> Tensor:
+    """The base's token of each of a module's vocabulary: d2t are their distances from the module's own numbers."""
+    offsets = state.get("d2t")
+    if offsets is None or count == base.vocab_size:
+        if count != base.vocab_size:
+            what = f"{name} has a vocabulary of {count} tokens and no d2t, which says what they are in the base's"
+            raise TreeoptError(Code.DRAFT_INVALID, what)
+        return torch.arange(count)
+    whole = not offsets.is_floating_point() and tuple(offsets.shape) == (count,)
+    tokens = torch.arange(count) + offsets.long() if whole else torch.zeros(0, dtype=torch.long)
+    inside = state.get("t2d")
+    fits = (
+        whole and 0 <= int(tokens.min()) <= int(tokens.max()) < base.vocab_size and len(set(tokens.tolist())) == count
+    )
+    if fits and inside is not None and len(inside) > int(tokens.max()):
+        fits = int(inside.bool().sum()) == count and bool(inside.bool()[tokens].all())
+    if not fits:
+        what = f"{name} has a d2t that is not {count} distances to different tokens of the base's {base.vocab_size}"
+        raise TreeoptError(Code.DRAFT_INVALID, what, why="or its t2d marks other tokens")
+    return tokens
+
+
+def _mismatch(name: str, base: Base, why: str) -> TreeoptError:
+    fix = "--draft with a module of this base, or without --draft"
+    return TreeoptError(Code.DRAFT_MISMATCH, f"{name} was not made for {base.name}: {why}", fix=fix)
+
+
+def kind_in_files(name: str) -> str:
+    """The kind of what `--draft` names, a key of `DRAFT_KINDS`, by its files; without any that of a draft model."""
+    if here(name) is None and built_in(name) is None and (name == MTP or looks_local(name)):
+        return MTP if name == MTP else MODEL
+    folder = find_base(name)
+    config = read_config(folder / "config.json")
+    if not _may_be_module(config):
+        return MODEL
+    folder = find_weights(name, folder)
+    if not any((folder / file).exists() for file in _WEIGHTS):
+        return MODEL
+    if is_eagle(tensor_loaders(_weights(folder, name), lambda _, __: ())):
+        return EAGLE
+    return MTP if config.get(SPECULATORS) == MTP else MODEL

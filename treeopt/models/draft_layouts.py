@@ -1,0 +1,249 @@
+"""Layouts of EAGLE heads and MTP layers: how their tensors are called, and what their configs say.
+
+docs/develop/formats.md lists the layouts with their sources. They differ in which states of the base an index names:
+`HS[i]` is the input of layer i, and the states after the final norm where i is the number of layers.
+
+    SpecForge, SGLang    eagle_config.eagle_aux_hidden_state_layer_ids name layers, whose outputs are read: HS[id + 1]
+    speculators, vLLM    eagle_aux_hidden_state_layer_ids: HS[id]
+    without either       HS[2], HS[L // 2], HS[L - 3]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from treeopt.defaults import EAGLE, MTP
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.checkpoint import plain_reason
+from treeopt.models.draft_module import Wiring
+
+Names = tuple[tuple[str, str], ...]  # patterns of tensors of a checkpoint, and what replaces them in a `DraftModule`
+DROPPED = ""  # replaces a tensor that is not read
+
+_PLAIN = (DROPPED, "fc.", "norm.")  # the last two are names of checkpoints, too
+SPECULATORS = "speculators_model_type"  # key of a config of speculators
+_AUX = "eagle_aux_hidden_state_layer_ids"
+_UNUSED: Names = ((r".*rotary_emb\.inv_freq", DROPPED), (r"(d2t|t2d)", DROPPED))
+_EAGLE: Names = (
+    *_UNUSED,
+    (r"midlayer\.", "decoder.layers.0."),
+    (r"layers\.", "decoder.layers."),
+    (r"transformer\.", "decoder.layers.0."),
+    (r"embed_tokens\.", "embeddings."),
+    (r"fc_norm\.", "state_norms."),
+    (r"input_norm\.", "joint_norm."),
+    (r"fusion_fc\.", "fc."),
+    (r"pre_lm_head_layernorm\.", "norm."),
+    (r"embedding_layernorm\.", "embedding_norm."),
+    (r"hidden_states_layernorm\.", "state_norm."),
+)
+_SHARED = r"(shared_head\.head|embed_tokens|lm_head)\..*"  # copies of the base's
+_PARTS = {
+    "embedding_norm.": r"(enorm|pre_fc_norm_embedding|token_layernorm)\.",
+    "state_norm.": r"(hnorm|pre_fc_norm_hidden|hidden_layernorm)\.",
+    "fc.": r"(eh_proj|fc|input_proj)\.",
+    "norm.": r"(shared_head\.norm|norm|final_layernorm)\.",
+}
+_MTP: Names = (
+    *_UNUSED,
+    (_SHARED, DROPPED),
+    *((pattern, name) for name, pattern in _PARTS.items()),
+    (r"layers\.0\.", "decoder.layers.0."),
+    (r"layers\.\d+\.", DROPPED),  # of further MTP layers
+    (r"", "decoder.layers.0."),
+)
+_BASE = r"(model\.)?(language_model\.)?(model\.)?"  # prefixes of a base's own tensors
+
+# Drafters of other kinds, by the names of tensors or an architecture: what they are.
+OTHERS = (
+    (r"mask_hidden|PEagle.*|peagle|p_eagle", "P-EAGLE, which drafts all levels in one forward"),
+    (r"(logit_head\.)?markov_head\..*|.*DSpark.*|dspark", "DSpark, a block drafter"),
+    (r"candidate_selector\..*|DFlash2.*", "DFlash2, a block drafter"),
+    (r"prefix_gru\..*|Domino.*", "Domino, a block drafter"),
+    (r"encoder\.output_norm_enc\..*|.*DFlash.*|dflash", "DFlash, a block drafter"),
+    (r"hydra_(mlp|lm_head)\..*", "Hydra heads"),
+    (r"Gemma4Assistant.*", "an assistant of Gemma 4, which reads its base's cache"),
+)
+
+
+@dataclass(frozen=True)
+class ModuleLayout:
+    """A checkpoint of a draft module: what it computes, its decoder layers, and the names of its tensors."""
+
+    wiring: Wiring
+    config: PreTrainedConfig
+    names: Names
+
+    def renamed(self, key: str) -> str:
+        """The name of a checkpoint's tensor in a `DraftModule`; `DROPPED` where it is not read."""
+        return renamed(key, self.names)
+
+    def original(self, key: str, known: Mapping[str, str]) -> str:
+        """The checkpoint's name of a tensor that it lacks, by those it has: `known` has their names by renamed ones."""
+        for _, prefix in self.names:
+            beside = next((made for made in known if prefix and made.startswith(prefix)), None)
+            if beside is not None and key.startswith(prefix):
+                return known[beside].removesuffix(beside.removeprefix(prefix)) + key.removeprefix(prefix)
+        plain = ((pattern.replace("\\", ""), prefix) for pattern, prefix in self.names if prefix not in _PLAIN)
+        return next((one + key.removeprefix(prefix) for one, prefix in plain if key.startswith(prefix)), key)
+
+
+def renamed(key: str, names: Names) -> str:
+    """A name with the first pattern that fits replaced; itself where none fits."""
+    for pattern, name in names:
+        found = re.match(pattern, key)
+        if found:
+            return DROPPED if name == DROPPED else name + key[found.end() :]
+    return key
+
+
+def other_kind(keys: Iterable[str], config: Mapping[str, Any]) -> str:
+    """What a drafter is that treeopt does not read; empty for others."""
+    named = config.get("architectures")
+    said = [*map(str, named if isinstance(named, list) else []), str(config.get(SPECULATORS, "")), *keys]
+    return next((kind for pattern, kind in OTHERS if any(re.fullmatch(pattern, name) for name in said)), "")
+
+
+def is_eagle(keys: Iterable[str]) -> bool:
+    """Whether tensors of these names are those of an EAGLE head."""
+    return any(key in ("fc.weight", "fusion_fc.weight") or key.startswith("midlayer.") for key in keys)
+
+
+def eagle_layout(
+    name: str, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], layers: int
+) -> ModuleLayout:
+    """The layout of an EAGLE head from its config and the shapes of its tensors; the base has so many `layers`."""
+    by_speculators = SPECULATORS in config
+    inner = config.get("transformer_layer_config") if by_speculators else config
+    if not isinstance(inner, Mapping):
+        raise _wrong(name, "its config.json has no transformer_layer_config")
+    decoder = _decoder_config(name, inner)
+    width = int(decoder.hidden_size)
+    first = "midlayer" if "midlayer.self_attn.q_proj.weight" in shapes else "layers.0"
+    query = shapes.get(f"{first}.self_attn.q_proj.weight", ())
+    wide = len(query) == 2 and query[1] == 2 * width
+    numbers = {int(found[1]) for found in (re.match(r"layers\.(\d+)\.", key) for key in shapes) if found}
+    decoder.num_hidden_layers = len(numbers | {0})
+    head = shapes.get("lm_head.weight", ())
+    state_norms = wide and ("fc_norm.0.weight" in shapes or config.get("fc_norm") is True)
+    part = config.get("draft_vocab_size")
+    part = part if isinstance(part, int) and part != decoder.vocab_size else 0
+    title = ("EAGLE-3.1" if state_norms else "EAGLE-3") if wide else "EAGLE"
+    wiring = Wiring(
+        kind=EAGLE,
+        title=f"{title} ({'speculators' if by_speculators else 'SpecForge' if wide else 'SafeAILab'})",
+        reads=_reads(name, config, layers, by_speculators) if wide else (layers,),
+        state_size=int(config.get("target_hidden_size") or width),
+        wide=wide,
+        project=wide,
+        bias="fc.bias" in shapes or "fusion_fc.bias" in shapes,
+        norms="embedding_layernorm.weight" in shapes,
+        state_norms=state_norms,
+        joint_norm=wide and ("input_norm.weight" in shapes or config.get("norm_before_fc") is True),
+        normed_residual=config.get("norm_before_residual") is True,
+        first_norm=wide or any(re.fullmatch(r".*input_layernorm\.weight", key) for key in shapes),
+        final_norm=wide or not {"norm.weight", "pre_lm_head_layernorm.weight"}.isdisjoint(shapes),
+        # SpecForge's trainer has norm_output for EAGLE-3, too, where it means another thing.
+        chains_normed=(state_norms or by_speculators) and config.get("norm_output") is True,
+        vocabulary=(head[0] if len(head) == 2 else part) if wide else 0,
+        own_embeddings="embed_tokens.weight" in shapes,
+    )
+    return ModuleLayout(wiring, decoder, _EAGLE)
+
+
+def _reads(name: str, config: Mapping[str, Any], layers: int, by_speculators: bool) -> tuple[int, ...]:
+    """The states that an EAGLE-3 head reads; see the module's docstring."""
+    if by_speculators:
+        given, more = config.get(_AUX), 0
+    else:
+        of_sglang = config.get("eagle_config")
+        given, more = of_sglang.get(_AUX) if isinstance(of_sglang, Mapping) else None, 1
+        if given is None:  # as vLLM reads it
+            given, more = config.get(_AUX), 0
+    if given is None:
+        given, more = (2, layers // 2, layers - 3), 0
+    if not isinstance(given, (list, tuple)) or not given or not all(type(one) is int for one in given):
+        raise _wrong(name, f"{_AUX} is {given!r}, not a list of layers")
+    reads = tuple(one + more for one in given)
+    if not all(0 <= one <= layers for one in reads):
+        raise _mismatch(name, f"it reads the states {list(reads)}, and the base has {layers} layers")
+    return reads
+
+
+def mtp_tensors(keys: Iterable[str], config: PreTrainedConfig) -> dict[str, str]:
+    """The MTP tensors among a base's: their names there, by their names without the prefix of the first layer.
+
+    DeepSeek's and GLM's layers follow those of the model by number, others are called `mtp` or `mtp_layers`.
+    """
+    layers = config.get_text_config().num_hidden_layers
+    prefixes = (rf"layers\.{layers}\.", r"mtp_layers\.0\.", r"mtp\.layers\.0\.(?=enorm|hnorm|eh_proj)", r"mtp\.")
+    known = list(keys)
+    for prefix in prefixes:
+        found = ((re.match(_BASE + prefix, key), key) for key in known)
+        tensors = {key[match.end() :]: key for match, key in found if match}
+        if "fc." in {renamed(key, _MTP)[:3] for key in tensors}:
+            return tensors
+    return {}
+
+
+def mtp_layers(config: PreTrainedConfig) -> int:
+    """The number of MTP layers that a base's config says."""
+    keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+    text = config.get_text_config(decoder=True)
+    return max(int(getattr(text, key, None) or 0) for key in keys)
+
+
+def mtp_layout(
+    keys: Iterable[str], base: PreTrainedConfig, width: int, given: Mapping[str, Any] | None = None
+) -> ModuleLayout:
+    """The layout of an MTP layer by the names of its tensors, without prefix; `given` is a config of its own."""
+    known = set(keys)
+    reversed_ = "input_proj.weight" in known and given is None  # MiMo; speculators have the embedding first
+    first = base.get_text_config(decoder=True)
+    wiring = Wiring(
+        kind=MTP,
+        title=f"MTP ({'speculators' if given is not None else first.model_type})",
+        reads=(int(first.num_hidden_layers),),
+        state_size=width,
+        state_first=reversed_ or bool(getattr(first, "mtp_hidden_states_first", False)),
+        norms=True,
+        chains_normed=True,
+    )
+    return ModuleLayout(wiring, _mtp_config(first), _MTP)
+
+
+def _mtp_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of one decoder layer after those of a model: full attention, and experts where the model has them."""
+    made = type(config).from_dict(config.to_dict())
+    for own, key in (("mtp_layer_types", "layer_types"), ("mtp_mlp_layer_types", "mlp_layer_types")):
+        kinds = getattr(config, key, None)
+        if kinds:
+            last = "full_attention" if key == "layer_types" else kinds[-1]
+            setattr(made, key, list(getattr(config, own, None) or [last])[:1])
+    made.num_hidden_layers = 1
+    if hasattr(made, "first_k_dense_replace"):
+        made.first_k_dense_replace = 0
+    return made
+
+
+def _decoder_config(name: str, content: Mapping[str, Any]) -> PreTrainedConfig:
+    """The config of a decoder from a config.json or a part of one."""
+    known = {key: value for key, value in content.items() if key not in ("model_type", "architectures", "auto_map")}
+    try:
+        return AutoConfig.for_model(str(content.get("model_type", "llama")), **known)
+    except Exception as error:  # transformers raises many types for a config that it cannot use
+        raise _wrong(name, f"its config is of no model of transformers: {plain_reason(error)}") from error
+
+
+def _wrong(name: str, why: str) -> TreeoptError:
+    what = f"{name} is not a draft module that treeopt reads"
+    return TreeoptError(Code.DRAFT_INVALID, what, why=why)
+
+
+def _mismatch(name: str, why: str) -> TreeoptError:
+    return TreeoptError(Code.DRAFT_MISMATCH, f"{name} was not made for this base: {why}")

@@ -1,0 +1,268 @@
+"""Draft modules: EAGLE heads and MTP layers, which draft from the hidden states of their base model.
+
+A row pairs the embedding of a token with a hidden state: of the base at the token before, and below the first level
+that of the parent's row in the module itself. The decoder layers are of a stock class of transformers, so that masks,
+positions, caches and experts are its own; only the way in and the way out are made here:
+
+    EAGLE-1, EAGLE-2   x = fc([e; h])                           arXiv:2401.15077, arXiv:2406.16858
+    EAGLE-3            the first layer attends with [e; g], g = fc([h_a; h_b; h_c])    arXiv:2503.01840
+    MTP                x = fc([norm(e); norm(h)])               arXiv:2412.19437, section 2.2
+
+with e the embedding and h, h_a, h_b, h_c states of the base. Embeddings and LM head that a checkpoint does not have are
+the base's.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import AutoModel, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from treeopt.defaults import MODEL
+
+OWN = ("tokens", "wired")  # buffers of a module that no checkpoint has under these names
+WIDE = ("q_proj", "k_proj", "v_proj")  # matrices of EAGLE-3's first layer that read [e; g]
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What a draft module computes.
+
+    Args:
+        kind: `eagle` or `mtp`.
+        title: the layout of its checkpoint, for messages.
+        reads: indices of the base's hidden states that it reads: 0 are the embeddings, i > 0 the output of layer i - 1,
+            the number of layers the states after the final norm.
+        state_size: width of one of these states.
+        wide: whether the first layer attends with embedding and state side by side, as in EAGLE-3.
+        project: whether states are projected to the module's width (`fc`) before the first row, as in EAGLE-3.
+        bias: whether `fc` has a bias.
+        state_first: whether `fc` reads [h; e].
+        norms: whether embedding and state are normed before `fc`.
+        state_norms: whether each state is normed before `fc` (EAGLE-3.1).
+        joint_norm: whether the states side by side are normed before `fc`.
+        normed_residual: whether EAGLE-3's first residual is the normed state.
+        first_norm: whether the first layer norms its input.
+        final_norm: whether there is a norm before the LM head.
+        chains_normed: whether the next level reads the state after that norm.
+        vocabulary: rows of the module's own LM head; 0 where it has none.
+        own_embeddings: whether it has embeddings of its own.
+    """
+
+    kind: str
+    title: str
+    reads: tuple[int, ...]
+    state_size: int
+    wide: bool = False
+    project: bool = False
+    bias: bool = False
+    state_first: bool = False
+    norms: bool = False
+    state_norms: bool = False
+    joint_norm: bool = False
+    normed_residual: bool = False
+    first_norm: bool = True
+    final_norm: bool = True
+    chains_normed: bool = False
+    vocabulary: int = 0
+    own_embeddings: bool = False
+
+
+class DraftModule(PreTrainedModel):
+    """A draft module as a model, whose forward takes a hidden state beside each token.
+
+    Args:
+        config: of its decoder layers.
+        wiring: how they are fed and read.
+        embeddings, lm_head: the base's. They are neither parameters of the module nor copied with it.
+        vocab_size: V, tokens of the base.
+    """
+
+    config_class = PreTrainedConfig
+    _supports_sdpa = True
+
+    def __init__(
+        self, config: PreTrainedConfig, wiring: Wiring, embeddings: nn.Module, lm_head: nn.Module, vocab_size: int
+    ) -> None:
+        super().__init__(config)
+        self.wiring, self.base_vocab_size = wiring, vocab_size
+        width = config.hidden_size
+        self.decoder = _decoder(config)
+        norm = self.decoder.norm
+        if wiring.wide:
+            self.decoder.layers[0] = WideLayer(self.decoder.layers[0], width, wiring.normed_residual)
+        elif not wiring.first_norm:
+            self.decoder.layers[0].input_layernorm = nn.Identity()
+        self.decoder.norm = self.decoder.embed_tokens = nn.Identity()
+        self.norm = norm if wiring.final_norm else nn.Identity()
+        read = len(wiring.reads) * wiring.state_size
+        self.fc = nn.Linear(read if wiring.project else 2 * width, width, bias=wiring.bias)
+        if wiring.norms:
+            self.embedding_norm, self.state_norm = copy.deepcopy(norm), copy.deepcopy(norm)
+        if wiring.state_norms:
+            self.state_norms = nn.ModuleList(_sized(norm, wiring.state_size) for _ in wiring.reads)
+        if wiring.joint_norm:
+            self.joint_norm = _sized(norm, read)
+        if wiring.own_embeddings:
+            self.embeddings = nn.Embedding(vocab_size, width)
+        if wiring.vocabulary:
+            self.lm_head = nn.Linear(width, wiring.vocabulary, bias=False)
+            # The base's token of each of the module's: another one where the vocabulary is a part of the base's.
+            self.register_buffer("tokens", torch.arange(wiring.vocabulary))
+        # In the state, so that heads of equal weights that read other states have another fingerprint.
+        flags = [getattr(wiring, field.name) for field in fields(wiring) if field.type == "bool"]
+        self.register_buffer("wired", torch.tensor([*wiring.reads, -1, *map(int, flags)]))
+        self._of_base = (embeddings, lm_head)  # in a tuple, so that they are no parts of the module
+        self.generation_config = GenerationConfig()
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings if self.wiring.own_embeddings else self._of_base[0]
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head if self.wiring.vocabulary else self._of_base[1]
+
+    @property
+    def token_map(self) -> Tensor | None:
+        """int64 [V_draft], the base's token of each of the module's; None where it has the base's LM head."""
+        return self.tokens if self.wiring.vocabulary else None
+
+    def states(self, read: Tensor) -> Tensor:
+        """The state of a row of the first level, from the base's states side by side: [..., n * d] -> [..., h]."""
+        read = read.to(self.fc.weight.device, self.fc.weight.dtype)
+        if not self.wiring.project:
+            return read
+        if self.wiring.state_norms:
+            parts = read.reshape(*read.shape[:-1], -1, self.wiring.state_size).unbind(-2)
+            read = torch.cat([norm(part) for norm, part in zip(self.state_norms, parts, strict=True)], dim=-1)
+        if self.wiring.joint_norm:
+            read = self.joint_norm(read)
+        projected: Tensor = self.fc(read)
+        return projected
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        hidden: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: Any = None,
+        **inputs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits [B, n, V_draft] and the states that the next level reads, for tokens int64 [B, n] of the base.
+
+        Args:
+            input_ids: tokens of the base.
+            hidden: float [B, n, h], the state of each row; zeros where not given, as in a probe of masks.
+            logits_to_keep: as of stock models.
+            output_hidden_states: not read; states are always returned.
+            inputs: mask, positions and cache, as of stock models.
+        """
+        embedding = self.get_input_embeddings()(input_ids)
+        hidden = torch.zeros_like(embedding) if hidden is None else hidden
+        if self.wiring.norms:
+            embedding, hidden = self.embedding_norm(embedding), self.state_norm(hidden)
+        pair = torch.cat([hidden, embedding] if self.wiring.state_first else [embedding, hidden], dim=-1)
+        out = self.decoder(inputs_embeds=pair if self.wiring.wide else self.fc(pair), **inputs)
+        before = out.last_hidden_state
+        after = self.norm(before)
+        kept = after[:, -logits_to_keep:] if isinstance(logits_to_keep, int) else _at(after, logits_to_keep)
+        return CausalLMOutputWithPast(
+            logits=self._head(kept),
+            past_key_values=out.past_key_values,
+            hidden_states=(after if self.wiring.chains_normed else before,),
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V_draft] at states that the next level reads, [..., h]."""
+        return self._head(hidden if self.wiring.chains_normed else self.norm(hidden))
+
+    def _head(self, normed: Tensor) -> Tensor:
+        logits: Tensor = self.get_output_embeddings()(normed)
+        return logits.to(normed.device)  # the base's LM head may be on another one
+
+
+def draft_reads(model: nn.Module) -> tuple[int, ...]:
+    """The base's hidden states that a draft reads, as of `Base.reading`; none where it is no module."""
+    return model.wiring.reads if isinstance(model, DraftModule) else ()
+
+
+def kind_of(model: nn.Module) -> str:
+    """The kind of a draft, a key of `DRAFT_KINDS`."""
+    return model.wiring.kind if isinstance(model, DraftModule) else MODEL
+
+
+def over_tokens(scores: Tensor, model: nn.Module, vocab_size: int) -> Tensor:
+    """Scores [..., V_draft] of a draft as those of the base's tokens [..., V]; -inf for others."""
+    tokens = model.token_map if isinstance(model, DraftModule) else None
+    if tokens is None:
+        return pad(scores[..., :vocab_size], (0, max(0, vocab_size - scores.shape[-1])), value=-torch.inf)
+    return scores.new_full((*scores.shape[:-1], vocab_size), -torch.inf).index_copy(-1, tokens, scores)
+
+
+def layout_of(model: nn.Module) -> str:
+    """The layout of a module; empty for a draft model."""
+    return model.wiring.title if isinstance(model, DraftModule) else ""
+
+
+def title_of(model: nn.Module) -> str:
+    """The layout of a module, and what it reads, for a line of output; empty for a draft model."""
+    reads = " ".join(map(str, draft_reads(model)))
+    return f"{layout_of(model)}, reads the states {reads} of the base, " if reads else ""
+
+
+class WideLayer(nn.Module):
+    """EAGLE-3's first layer: a stock layer whose attention reads embedding and state side by side."""
+
+    def __init__(self, layer: Any, width: int, normed_residual: bool) -> None:
+        super().__init__()
+        self.self_attn: nn.Module = layer.self_attn
+        self.mlp: nn.Module = layer.mlp
+        self.input_layernorm: nn.Module = layer.input_layernorm
+        self.hidden_norm = copy.deepcopy(self.input_layernorm)
+        self.post_attention_layernorm: nn.Module = layer.post_attention_layernorm
+        self.normed_residual = normed_residual
+        for name in WIDE:
+            matrix = getattr(self.self_attn, name)
+            setattr(self.self_attn, name, nn.Linear(2 * width, matrix.out_features, bias=matrix.bias is not None))
+        if hasattr(layer, "attention_type"):  # the kind of its mask
+            self.attention_type = layer.attention_type
+
+    def forward(self, hidden_states: Tensor, **inputs: Any) -> Tensor:
+        embedding, state = hidden_states.chunk(2, dim=-1)
+        normed = self.hidden_norm(state)
+        attended = self.self_attn(hidden_states=torch.cat([self.input_layernorm(embedding), normed], dim=-1), **inputs)[
+            0
+        ]
+        middle = (normed if self.normed_residual else state) + attended
+        made: Tensor = middle + self.mlp(self.post_attention_layernorm(middle))
+        return made
+
+
+def _decoder(config: PreTrainedConfig) -> Any:
+    """The stock decoder of a config, with its rotary embeddings and one token's embedding, which is not used."""
+    config = copy.deepcopy(config)
+    config.vocab_size, config.pad_token_id = 1, None
+    return AutoModel.from_config(
+        config, dtype=torch.float32
+    )  # not that of the config, to which weights would be rounded
+
+
+def _sized(norm: Any, width: int) -> nn.Module:
+    """A norm of the class of another one, of another width."""
+    made: Any = copy.deepcopy(norm)
+    made.weight = nn.Parameter(norm.weight.detach().new_ones(width))
+    sized: nn.Module = made
+    return sized
+
+
+def _at(states: Tensor, places: Tensor) -> Tensor:
+    """[B, n, h] at the places int64 [m] or [B, m]."""
+    if places.dim() == 1:
+        return states[:, places]
+    return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
