@@ -3,9 +3,14 @@
 Library modules import them from here.
 """
 
-# Drafters by name: heads, heads with an n-gram table, an n-gram table alone, a draft model alone or with a table.
+# Drafters by name: heads, alone or with an n-gram table; a table alone; a draft model, EAGLE head or MTP layer, alone
+# or with a table.
 HEADS, HEADS_NGRAM, NGRAM = "heads", "heads+ngram", "ngram"
 MODEL, MODEL_NGRAM = "model", "model+ngram"
+EAGLE, EAGLE_NGRAM = "eagle", "eagle+ngram"
+MTP, MTP_NGRAM = "mtp", "mtp+ngram"
+DRAFT_KINDS = {MODEL: MODEL_NGRAM, EAGLE: EAGLE_NGRAM, MTP: MTP_NGRAM}  # of `--draft`, without and with the table
+WITH_DRAFT = (*DRAFT_KINDS, *DRAFT_KINDS.values())
 KINDS = ("static", "dynamic")  # of trees: one for all steps, or one chosen per step
 NONE, CHAIN = "none", "chain"  # of plans, beside `KINDS`
 NODES, PATH_TOKENS = "nodes", "path tokens"  # units of the sizes of trees: these are leaves * (depth + 1)

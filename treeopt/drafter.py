@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.defaults import HEADS, HEADS_NGRAM, LEVELS, MAX_DEPTH, MODEL, MODEL_NGRAM, NGRAM
+from treeopt.defaults import DRAFT_KINDS, HEADS, HEADS_NGRAM, LEVELS, MAX_DEPTH, MODEL, NGRAM
 from treeopt.errors import Code, TreeoptError
 from treeopt.ngram_table import CONTEXT, NgramTable
 from treeopt.policy import Plan
@@ -107,6 +107,7 @@ class Drafter:
         draft: id (`fingerprint`) of the draft model, whose logits after each node take the place of a head's; empty
             where there is none. H is then 0.
         plan: the tree or policy that is recommended for it; it names this drafter's id.
+        draft_kind: of `draft`: `model`, or a module that reads the base's states, `eagle` or `mtp`.
 
     Raises:
         TreeoptError: E222 where a rule above is broken.
@@ -124,6 +125,7 @@ class Drafter:
     top_logprobs: int = 0
     draft: str = ""
     plan: Plan | None = None
+    draft_kind: str = MODEL
 
     def __post_init__(self) -> None:
         fault = self._fault()
@@ -142,6 +144,8 @@ class Drafter:
         if self.draft and self.num_heads + self.lm_head_levels:
             beside = f"{self.num_heads} heads" if self.num_heads else f"lm_head_levels of {self.lm_head_levels}"
             return f"a draft model beside {beside}"
+        if self.draft_kind not in DRAFT_KINDS:
+            return f"a draft of kind {self.draft_kind!r}, not {', '.join(DRAFT_KINDS)}"
         if not min(1, self.levels_with_logits) <= self.top <= MAX_CANDIDATES:
             return f"{self.top} candidates of each head"
         if self.window != 0 and not CONTEXT <= self.window <= MAX_WINDOW:
@@ -167,9 +171,9 @@ class Drafter:
         return cls((Level(),) * num_heads, num_heads, top)
 
     @classmethod
-    def model_only(cls, levels: int, top: int, draft: str) -> Drafter:
-        """The drafter of a draft model alone, with the probabilities that it gives."""
-        return cls((Level(),) * levels, 0, top, draft=draft)
+    def model_only(cls, levels: int, top: int, draft: str, kind: str = MODEL) -> Drafter:
+        """The drafter of a draft model or module alone, with the probabilities that it gives."""
+        return cls((Level(),) * levels, 0, top, draft=draft, draft_kind=kind)
 
     @classmethod
     def untrained(cls, vocab_size: int, levels: int = LEVELS) -> Drafter:
@@ -199,7 +203,7 @@ class Drafter:
     def name(self) -> str:
         """The drafter by name, as `--drafter` has it."""
         if self.draft:
-            return MODEL if self.ngram_table is None else MODEL_NGRAM
+            return self.draft_kind if self.ngram_table is None else DRAFT_KINDS[self.draft_kind]
         if self.ngram_table is None:
             return HEADS
         return HEADS_NGRAM if self.num_heads else NGRAM
@@ -237,7 +241,7 @@ class Drafter:
         if self.top_logprobs:
             settings.append(self.top_logprobs)
         if self.draft:
-            settings.append(["draft", self.draft])
+            settings.append(["draft", self.draft, *([] if self.draft_kind == MODEL else [self.draft_kind])])
         digest = hashlib.sha256(json.dumps(settings).encode())
         if self.ngram_table is not None:
             for name, array in sorted(self.ngram_table.arrays().items()):

@@ -215,7 +215,7 @@ def test_long_texts_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.inference_mode():
         wanted = draft.model(torch.tensor(texts)).logits.topk(3).indices
     for piece in (4, 5, 100):
-        monkeypatch.setattr(model, "_PIECE", piece)
+        monkeypatch.setattr(model, "PIECE", piece)
         found = model.ModelProposer(BASE, draft, drafter).along(texts)
         assert found.shape == (2, 10, 7)
         assert found[..., :3].tolist() == wanted.tolist()

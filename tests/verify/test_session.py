@@ -163,12 +163,13 @@ def capped(base: Base, logits: Tensor) -> Tensor:
 @looped("family", TREE_FAMILIES)
 @torch.inference_mode()
 def test_verify_hidden_states(family: str) -> None:
-    """The hidden states returned are what the LM head reads: it gives the logits back."""
+    """The hidden states returned are what the LM head reads: it gives the logits back; those of all the prompt."""
     base, tree = tiny_base(family, 1), random_tree(1, nodes=10, depth=3, ranks=4)
     forward = TreeForward(base, tree.nodes, tree.depth)
-    session, first, state = forward.begin([tokens_of(1, 7)], 9)
+    session, first, [states] = forward.begin([tokens_of(1, 7)], 9)
+    assert len(states) == 7
     logits, hidden = session.verify(tokens_of(2, tree.nodes)[None], compile_tree(tree))
-    torch.testing.assert_close(capped(base, base.lm_head(state)), first)
+    torch.testing.assert_close(capped(base, base.lm_head(states[-1:])), first)
     torch.testing.assert_close(capped(base, base.lm_head(hidden)), logits)
 
 

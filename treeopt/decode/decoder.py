@@ -25,7 +25,7 @@ from treeopt.decode.draft_metrics import Decoded, Step
 from treeopt.decode.plans import GivenPlan, as_plan, as_plan_for
 from treeopt.decode.rules import NOT_A_NUMBER, Greedy, Rule
 from treeopt.drafter import Drafter
-from treeopt.drafting.interface import AcceptedPart, Drafts, Proposer, ProposerSession
+from treeopt.drafting.interface import AcceptedPart, Drafts, Proposer, ProposerSession, reads_of
 from treeopt.drafting.plans import TreeSource, trees_for, untrained
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.base import Base, shown_name
@@ -201,7 +201,11 @@ class TreeDecoder:
         self.trees = _trees(self.base, heads, tree, drafter, draft)
         self.tree = self.trees.tree
         self.forward = forward_of(
-            self.base, self.trees.nodes, self.trees.depth, compile=compile or self.base.compile, probe=probe
+            self.base.reading(reads_of(self.trees)),
+            self.trees.nodes,
+            self.trees.depth,
+            compile=compile or self.base.compile,
+            probe=probe,
         )
 
     @overload
@@ -262,7 +266,7 @@ class TreeDecoder:
         if max_new_tokens < 1 or not prompts:
             what = f"max_new_tokens is {max_new_tokens}" if prompts else "no prompt is given"
             raise TreeoptError(Code.CONTEXT_FULL, what, fix="give at least one prompt, and generate one token or more")
-        session, logits, hidden = self.forward.begin(prompts, max_new_tokens)
+        session, logits, states = self.forward.begin(prompts, max_new_tokens)
         seed = self.acceptance.seed
         generator = None if seed is None else torch.Generator(self.base.device).manual_seed(seed)
         root = self.acceptance.first(logits, generator)
@@ -270,6 +274,9 @@ class TreeDecoder:
         window = self.trees.window
         texts = [prompt[max(0, len(prompt) + 1 - window) :].tolist() if window else [] for prompt in prompts]
         drafting = self.trees.start([[*text, first] for text, first in zip(texts, roots, strict=True)])
+        if reads_of(self.trees):
+            drafting.read(states)
+        hidden = torch.stack([one[-1] for one in states])
         return Rows(session, drafting, roots, root, hidden, logits, generator)
 
     @torch.inference_mode()

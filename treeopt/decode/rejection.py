@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +20,12 @@ from torch.nn.functional import pad
 from treeopt.decode.rules import NOT_A_NUMBER, Sample, best, draw
 from treeopt.defaults import MAX_DEPTH
 from treeopt.drafter import Drafter
-from treeopt.drafting.interface import Drafts, ProposerSession
+from treeopt.drafting.interface import Drafts, ProposerSession, reads_of
 from treeopt.drafting.model import ModelProposer, ModelSession
+from treeopt.drafting.module import ModuleProposer, ModuleSession
+from treeopt.drafting.plans import proposer_for
 from treeopt.models.base import Base
+from treeopt.models.draft_module import kind_of, over_tokens
 from treeopt.models.given import GivenModel, as_draft
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_ranks
@@ -77,22 +81,26 @@ class DrawnChain:
         model = as_draft(draft, base)
         assert model is not None
         self._rule = rule
-        self._proposer = ModelProposer(base, model, Drafter.model_only(num_drafts, 1, model.fingerprint))
+        made = Drafter.model_only(num_drafts, 1, model.fingerprint, kind_of(model.model))
+        self._proposer = proposer_for(base, None, made, model)
+        self.reads = reads_of(self._proposer)
         self._chain = compile_ranks(Tree.chain(num_drafts), base.device)
         self.nodes, self.depth, self.window = num_drafts + 1, num_drafts, ModelProposer.window
 
     def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
-        return _DrawnSession(self._proposer, texts, self._rule)
+        assert isinstance(self._proposer, ModelProposer)
+        made = _DrawnModule if isinstance(self._proposer, ModuleProposer) else _DrawnModel
+        return made(self._proposer, texts, self._rule)
 
     def draft(self, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
-        assert isinstance(session, _DrawnSession)
+        assert isinstance(session, _Drawn)
         tokens, drawn_from = session.drawn(self.depth)
         tokens = torch.cat([roots[:, None], tokens.to(roots.device)], dim=1)
         return Drafts(tokens, self._chain, drawn_from=drawn_from.to(roots.device))
 
 
-class _DrawnSession(ModelSession):
-    def __init__(self, proposer: ModelProposer, texts: Sequence[Sequence[int]], rule: Sample) -> None:
+class _Drawn(ModelSession):
+    def __init__(self, proposer: Any, texts: Sequence[Sequence[int]], rule: Sample) -> None:
         super().__init__(proposer, texts, proposer.depth)
         self._rule, self._generator = rule, None
         if rule.seed is not None:
@@ -103,9 +111,9 @@ class _DrawnSession(ModelSession):
         """Tokens int64 [B, count] drawn one after another, and the distribution float [B, count, V] of each."""
         logits = self.advance()
         tokens, drawn_from = [], []
-        missing = max(0, self.source.vocab_size - logits.shape[-1])
+        model, vocab_size = self.source.draft.model, self.source.vocab_size
         for depth in range(count):
-            scores = pad(self._rule.scores(logits[:, : self.source.vocab_size]), (0, missing), value=-torch.inf)
+            scores = over_tokens(self._rule.scores(logits[:, :vocab_size]), model, vocab_size)
             if self._rule.temperature == 0:
                 top = best(scores)
                 surely = torch.where(top == NOT_A_NUMBER, torch.nan, 0.0).to(scores)
@@ -117,3 +125,11 @@ class _DrawnSession(ModelSession):
         if (torch.stack(tokens) == NOT_A_NUMBER).any():
             raise self.source.draft.not_finite("logits")
         return torch.stack(tokens, 1), torch.stack(drawn_from, 1)
+
+
+class _DrawnModel(_Drawn):
+    pass
+
+
+class _DrawnModule(_Drawn, ModuleSession):
+    pass

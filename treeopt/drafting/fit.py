@@ -20,11 +20,11 @@ from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter, Level
 from treeopt.drafting.interface import Bools, Features, Ints
 from treeopt.drafting.kernel.data import CACHE
 from treeopt.drafting.plans import proposer_for
-from treeopt.drafting.trace import positions_of
+from treeopt.drafting.trace import positions_of, states_at, states_for
 from treeopt.models.base import Base
+from treeopt.models.draft_module import draft_reads
 from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.values import isotonic
-from treeopt.texts.answers import hidden_states
 from treeopt.texts.encode import Text
 from treeopt.traces import ArrayRows
 
@@ -77,17 +77,25 @@ class FitSample:
     draft: Base | None = None
 
     @functools.cached_property
-    def positions(self) -> list[tuple[Text, Floats, Tensor]]:
+    def positions(self) -> list[tuple[Text, Floats, Tensor | None]]:
         """The texts with chosen positions: each with its numbers (see `_share`), and its states at these positions."""
         share, rng = self._share(_POSITIONS), np.random.default_rng(self.seed)
         found = []
         for text in self.texts:
             number = rng.random(len(text.answer))
             if (number < share).any():
-                [states] = hidden_states(self.base, [text])
-                chosen = torch.from_numpy(number < share).to(states.device)
-                found.append((text, number, states[chosen]))
+                # Whole texts side by side take much memory, so they are run again for each fit.
+                states = None if self._reads else states_at(self._states(text), (), number < share)
+                found.append((text, number, states))
         return found
+
+    def _states(self, text: Text) -> Tensor:
+        [states] = states_for(self.base, self._reads, [text])
+        return states
+
+    @property
+    def _reads(self) -> tuple[int, ...]:
+        return () if self.draft is None else draft_reads(self.draft.model)
 
     def _share(self, positions: int) -> float:
         """The share of the answers' positions that gives this many; those with a number below it are chosen."""
@@ -104,7 +112,7 @@ class FitSample:
             chosen = number < share
             if not chosen.any():
                 continue
-            states = states[torch.from_numpy(chosen[number < most]).to(states.device)]
+            states = self._states(text) if states is None else states_at(states, (), chosen[number < most])
             for session, true in positions_of(proposers[self.fold_of[text.prompt_id]], [text], [states], chosen):
                 known.append(true[:, :levels] >= 0)
                 for level, part in enumerate(parts):

@@ -117,6 +117,9 @@ class ProposerSession(ABC):
 
     name = DRAFTER  # in messages, and as the source of its drafts
 
+    def read(self, states: Sequence[Tensor]) -> None:  # noqa: B027 - few drafters read more than the last state
+        """Take the base's states at the tokens of each text before its last root, float [n, d]."""
+
     @abstractmethod
     def begin(self, roots: Tensor, states: Tensor) -> None:
         """Begin a step; `fill` and `grow` do. States [B, d] are those that the roots int64 [B] were predicted from."""
@@ -191,6 +194,15 @@ class ProposerSession(ABC):
 
     def check_finite(self) -> None:  # noqa: B027 - others check what they read on the host
         """Raise E504 where scores of the current step are not finite."""
+
+
+def reads_of(drafter: object) -> tuple[int, ...]:
+    """The base's hidden states that a drafter's `reads` names, as of `Base.reading`; none where it has no such name.
+
+    A session of a drafter that names some is given those of the prompt by `ProposerSession.read`.
+    """
+    found: tuple[int, ...] = getattr(drafter, "reads", ())
+    return found
 
 
 def static_only(name: str, done: str) -> TreeoptError:

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from treeopt.defaults import LEARN_TOKENS, LEVELS, MAX_DEPTH
+from treeopt.defaults import LEARN_TOKENS, LEVELS, MAX_DEPTH, MODEL
 from treeopt.drafter import LM_HEAD_LEVELS, MAX_WINDOW, TOP_LOGPROBS, WINDOW, Drafter, Level
 from treeopt.drafting.count import NgramCounts, count_drawn, count_texts
 from treeopt.drafting.fit import FitSample, fit_drafter
 from treeopt.errors import check_counts, counted
 from treeopt.facts import picked
 from treeopt.models.base import Base, Stopwatch
+from treeopt.models.draft_module import kind_of
 from treeopt.models.heads import MedusaHeads
 from treeopt.ngram_table import CONTEXT, NgramTable
 from treeopt.progress import Progress, silent
@@ -197,6 +198,7 @@ def _unfitted(
         lm_head_levels=0 if num_heads or draft is not None else min(LM_HEAD_LEVELS, depth),
         top_logprobs=0 if table is None else min(TOP_LOGPROBS, base.vocab_size),
         draft="" if draft is None else draft.fingerprint,
+        draft_kind=MODEL if draft is None else kind_of(draft.model),
     )
 
 

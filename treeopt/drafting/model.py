@@ -29,8 +29,8 @@ from treeopt.verify.session import pick
 
 DRAFT_MODEL_SOURCE = "draft model"  # a name of `ProposerSession.sources`
 _WHOLE_TEXT = 1 << 30  # tokens
-_PIECE = 512  # tokens of a text that are run at once
-_FIRST: Ints = np.zeros((1, 1), np.int64)  # the index of a single parent
+PIECE = 512  # tokens of a text that are run at once
+FIRST: Ints = np.zeros((1, 1), np.int64)  # the index of a single parent
 
 
 class ModelProposer(KernelSource):
@@ -41,6 +41,7 @@ class ModelProposer(KernelSource):
     """
 
     window = _WHOLE_TEXT
+    beam = 0  # children of a node, and parents of a level, as in EAGLE-2; 0: as many as may be in the tree
 
     def __init__(self, base: Base, draft: Base, drafter: Drafter) -> None:
         check_draft(base, draft)
@@ -78,7 +79,7 @@ class ModelProposer(KernelSource):
         """One pass over the texts, a few tokens at a time."""
         session, longest = levels_of(self.draft, len(texts)), max(map(len, texts))
         padded = _padded(texts)
-        at_once = min(_PIECE, rows_at_once(self.draft.vocab_size, len(texts)))
+        at_once = min(PIECE, rows_at_once(self.draft.vocab_size, len(texts)))
         parts = []
         for first in range(0, longest, at_once):
             part = padded[:, first : first + at_once]
@@ -99,6 +100,7 @@ class ModelSession(KernelRows):
     """Drafting of a batch by a draft model; arguments as `KernelRows`."""
 
     source: ModelProposer
+    first = 0  # the token of a text that the model's first row is
 
     def __init__(
         self,
@@ -110,16 +112,20 @@ class ModelSession(KernelRows):
         super().__init__(proposer, texts, depth, ends)
         self._model = levels_of(proposer.draft, len(texts))
         if ends is None:
-            self._prefill([text[:-1] for text in texts])
+            self.prefill([text[:-1] for text in texts])
 
-    def _prefill(self, texts: Sequence[Sequence[int]]) -> None:
+    def prefill(self, texts: Sequence[Sequence[int]]) -> None:
         """Run the texts, a piece at a time: a mask of a whole text by itself takes much memory."""
-        for first in range(0, max(map(len, texts)), _PIECE):
-            self._append([text[first : first + _PIECE] for text in texts], logits_to_keep=1)
+        for first in range(0, max(map(len, texts)), PIECE):
+            self._append([text[first : first + PIECE] for text in texts], logits_to_keep=1)
 
     def _append(self, tokens: Sequence[Sequence[int] | Ints], *, logits_to_keep: int = 0) -> Tensor:
         """Append tokens to each text; logits as by `LevelSession.append`."""
-        logits = self._model.append(self.source.ids(_padded(tokens)), logits_to_keep=logits_to_keep)
+        return self.run(tokens, logits_to_keep)
+
+    def run(self, tokens: Sequence[Sequence[int] | Ints], logits_to_keep: int, **inputs: Tensor) -> Tensor:
+        """One forward over tokens that are then part of the texts."""
+        logits = self._model.append(self.source.ids(_padded(tokens)), logits_to_keep=logits_to_keep, **inputs)
         self._model.keep([length + len(row) for length, row in zip(self._model.lengths, tokens, strict=True)])
         return logits
 
@@ -129,21 +135,25 @@ class ModelSession(KernelRows):
     def advance(self) -> Tensor:
         """Run the new tokens of the texts; logits [B, V_draft] after each root."""
         # The root is run again where a step is begun twice.
-        cached = [min(length, end - 1) for length, end in zip(self._model.lengths, self._end.tolist(), strict=True)]
+        ends, first = self._end.tolist(), self.first
+        cached = [min(length, end - first - 1) for length, end in zip(self._model.lengths, ends, strict=True)]
         self._model.keep(cached)
-        rows = zip(self._text.tolist(), cached, self._end.tolist(), strict=True)
-        new = [self._texts.tokens[text, start:end] for text, start, end in rows]
-        while max(map(len, new)) > _PIECE:  # after many steps without drafts
-            ends = [min(_PIECE, len(tokens) - 1) for tokens in new]
+        rows = zip(self._text.tolist(), cached, ends, strict=True)
+        new = [self._texts.tokens[text, start + first : end] for text, start, end in rows]
+        while max(map(len, new)) > PIECE:  # after many steps without drafts
+            ends = [min(PIECE, len(tokens) - 1) for tokens in new]
             self._append([tokens[:end] for tokens, end in zip(new, ends, strict=True)], logits_to_keep=1)
             new = [tokens[end:] for tokens, end in zip(new, ends, strict=True)]
-        last = torch.tensor([len(tokens) - 1 for tokens in new], device=self.source.draft.device)
-        return pick(self._append(new), last)
+        return self._after_last(new, torch.tensor([len(row) - 1 for row in new], device=self.source.draft.device))
+
+    def _after_last(self, tokens: Sequence[Sequence[int] | Ints], last: Tensor) -> Tensor:
+        """Append tokens, of which `last` int64 [B] is each row's last; logits [B, V_draft] after it."""
+        return pick(self._append(tokens), last)
 
     def follow(self, tokens: Tensor) -> Tensor:
         """Run one more token of a chain below each root, int64 [B]; logits [B, V]."""
-        ids = tokens.to(self.source.draft.device).clamp(0, self.source.draft.vocab_size - 1)
-        return self._model.extend(ids[:, None], _FIRST)[:, 0]
+        ids = self.source.ids(tokens.numpy(force=True))
+        return self._model.extend(ids[:, None], FIRST)[:, 0]
 
     def rank_after(self, seen: Observed, paths: Ints, most: int) -> Ranked:
         """As `rank`; `seen` int32 [B, n, 2 K + 1] packs the logits after the nodes."""
@@ -178,10 +188,12 @@ class ModelSession(KernelRows):
     def grown(self, limits: SizeLimits) -> Expansion:
         """The likeliest nodes of each row's tree, a level at a time; those that `kernel.trees.grow_row` chooses.
 
-        At each depth the likeliest become parents, at most `MAX_PARENTS`, unless N others are likelier (EAGLE-2).
+        At each depth the likeliest become parents, at most `MAX_PARENTS`, unless N others are likelier. With a `beam`
+        all of it do, and each has as many children (arXiv:2406.16858, section 4.1).
         """
+        beam = self.source.beam
         rows, count = len(self._end), limits.sizes[-1] - 1
-        each, most = np.arange(rows)[:, None], min(max(1, count), self.source.num_candidates)
+        each, most = np.arange(rows)[:, None], min(beam or max(1, count), self.source.num_candidates)
         seen, paths = self._root, np.zeros((rows, 1, 0), np.int64)
         above, likely = np.zeros((rows, 1), np.int64), np.zeros((rows, 1), np.float32)  # numbers and chances of parents
         levels: list[tuple[Ints, Ints, Ints, Floats]] = []  # tokens, parents, depths, chances
@@ -189,7 +201,7 @@ class ModelSession(KernelRows):
         while True:
             ranked = self.rank_after(seen, paths, most)
             chances = (likely[:, :, None] + ranked.log_probability).reshape(rows, -1)
-            order = np.argsort(-chances, axis=1, kind="stable")[:, :count]
+            order = np.argsort(-chances, axis=1, kind="stable")[:, : max(count, beam)]
             slots, chances = order // most, chances[each, order]
             tokens: Ints = ranked.tokens.reshape(rows, -1)[each, order]
             made = 1 + sum(level[0].shape[1] for level in levels)
@@ -197,6 +209,8 @@ class ModelSession(KernelRows):
             known = -np.sort(-np.concatenate([known, chances], axis=1), axis=1)[:, : known.shape[1]]
             # A child is at most as likely as its parent; of equally likely nodes the one nearer to the root is kept.
             parents = min(int((chances > known[:, -1:]).sum(1).max()), MAX_PARENTS)
+            if beam:
+                parents = min(beam, int(np.isfinite(chances).sum(1).max()))
             if len(levels) == limits.depth or not parents:
                 whole: list[Any] = [np.concatenate(parts, axis=1) for parts in zip(*levels, strict=True)]
                 return _expansion(limits, *whole)
@@ -225,7 +239,7 @@ class ModelSession(KernelRows):
         """
         super().rewind(mark)
         lengths = zip(self._model.lengths, self._end.tolist(), strict=True)
-        self._model.keep([max(0, min(length, end - 1 - self.depth)) for length, end in lengths])
+        self._model.keep([max(0, min(length, end - self.first - 1 - self.depth)) for length, end in lengths])
 
 
 class TracedModel(ModelSession):
@@ -249,7 +263,7 @@ class TracedModel(ModelSession):
         self._model.keep([0] * len(self._model.lengths))
         if len(self._model.lengths) != len(self._given):
             self._model = levels_of(self.source.draft, len(self._given))
-        self._prefill(self._given)
+        self.prefill(self._given)
         self._model.branch(self._text.tolist(), self._end.tolist())
         return super().expand(nodes, depth)
 

@@ -10,11 +10,20 @@ from torch import Tensor
 from treeopt.defaults import ONE_NODE
 from treeopt.drafter import Drafter
 from treeopt.drafting.heads import HeadsProposer
-from treeopt.drafting.interface import AcceptedPart, Drafts, Observed, Proposer, ProposerSession, SizeLimits
+from treeopt.drafting.interface import (
+    AcceptedPart,
+    Drafts,
+    Observed,
+    Proposer,
+    ProposerSession,
+    SizeLimits,
+    reads_of,
+)
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.ngram import RecordProposer
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
+from treeopt.models.draft_module import DraftModule
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import TreePolicy
 from treeopt.schedule import Planned, Schedule
@@ -56,7 +65,7 @@ class StaticTree:
     def __init__(self, proposer: Proposer, tree: Tree, device: torch.device) -> None:
         self.tree, self.compiled = tree, compile_ranks(tree, device)
         _check_ranks(self.tree, proposer.depth, proposer.num_candidates)
-        self.proposer = proposer
+        self.proposer, self.reads = proposer, reads_of(proposer)
         self.nodes, self.depth, self.window = self.tree.nodes, self.tree.depth, proposer.window
 
     def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
@@ -73,7 +82,7 @@ class PerStepTrees:
 
     def __init__(self, proposer: Proposer, policy: TreePolicy) -> None:
         self.proposer = proposer.by_probability if isinstance(proposer, HeadsProposer) else proposer
-        self.nodes, self.window = policy.nodes, proposer.window
+        self.nodes, self.window, self.reads = policy.nodes, proposer.window, reads_of(proposer)
         self.depth = min(policy.depth, proposer.depth)
         cost = tuple(cost for _, cost in policy.size_cost)
         self._limits = SizeLimits(policy.sizes, cost, self.depth, policy.path_tokens)
@@ -88,7 +97,8 @@ class PerStepTrees:
 class ScheduledTrees:
     """At each step the trees of the plan of a schedule for the texts in progress and the longest of them.
 
-    One drafter follows the texts. It begins with the first step that drafts; steps without drafts run nothing of it.
+    One drafter follows the texts. It begins with the first step that drafts, one that reads the base's states with the
+    prompt; steps without drafts run nothing of it.
     """
 
     tree = None
@@ -96,7 +106,7 @@ class ScheduledTrees:
     def __init__(self, proposer: Proposer, schedule: Schedule, device: torch.device) -> None:
         self.proposer, self.schedule = proposer, schedule
         self.sources = [_source(proposer, plan, device) for plan in schedule.plans]
-        self.nodes, self.window = schedule.nodes, proposer.window
+        self.nodes, self.window, self.reads = schedule.nodes, proposer.window, reads_of(proposer)
         self.depth = max(one.depth for one in self.sources)
         self._none = compile_ranks(Tree(()), device)
 
@@ -113,7 +123,7 @@ class ScheduledTrees:
 
 
 class LateSession(ProposerSession):
-    """A session that begins with the first step that drafts; before, it only stores the texts.
+    """A session that begins with the first step that drafts; before, it only stores texts, unless it `read`s states.
 
     While it is idle nothing of the next states is read ahead: the next step probably does not draft either.
     """
@@ -129,6 +139,12 @@ class LateSession(ProposerSession):
         if self._inner is None:
             self._inner = self._start(self._texts)
         return self._inner
+
+    def read(self, states: Sequence[Tensor]) -> None:
+        """A drafter that reads the base's states takes those of each step, and so begins at once."""
+        if self._inner is None:
+            self._inner = self._start(self._texts)
+        self._inner.read(states)
 
     def begin(self, roots: Tensor, states: Tensor) -> None:
         self.begun().begin(roots, states)
@@ -222,10 +238,11 @@ def proposer_for(base: Base, heads: MedusaHeads | None, drafter: Drafter | None,
     if draft is not None:
         if heads is not None or drafter is None:
             raise ValueError("a draft model needs the record of a drafter, and takes no heads")
-        # Imported here as it imports numba, which takes half a second.
+        # Imported here as they import numba, which takes half a second.
         from treeopt.drafting.model import ModelProposer
+        from treeopt.drafting.module import ModuleProposer
 
-        return ModelProposer(base, draft, drafter)
+        return (ModuleProposer if isinstance(draft.model, DraftModule) else ModelProposer)(base, draft, drafter)
     if drafter is not None and (drafter.ngram_table is not None or heads is None):
         return RecordProposer(base, heads, drafter)
     return HeadsProposer(base, heads, drafter)

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.defaults import STEP_SIZES
-from treeopt.drafting.interface import Expansion, Floats, Ints, Proposer, ProposerSession
+from treeopt.drafting.interface import Expansion, Floats, Ints, Proposer, ProposerSession, reads_of
 from treeopt.models.base import Base
 from treeopt.models.logits import rows_at_once
-from treeopt.texts.answers import answer_logits, hidden_states
+from treeopt.texts.answers import answer_logits, hidden_states, text_states
 from treeopt.texts.encode import Text
 from treeopt.traces import MISS, NONE, TARGET_RANKS, Ranks, StepTraces, TargetTraces
 from treeopt.verify.probe import verifies_paths
@@ -87,7 +87,7 @@ def trace_texts(
     row with the same proposer are traced together, per-step trees to a depth of `step_depth`; by path tokens too where
     the base verifies paths. E504 where states or scores are not finite.
     """
-    states = hidden_states(base, texts)
+    states = states_for(base, reads_of(proposers[0]) if proposers else (), texts)
     traced: list[TextTraces] = []
     count = 0 if target is None else target.count
     path_tokens = step_depth > 0 and verifies_paths(base)
@@ -110,15 +110,32 @@ def trace_texts(
     return traced
 
 
+def states_for(base: Base, reads: tuple[int, ...], texts: Sequence[Text]) -> list[Tensor]:
+    """The states for `positions_of` by one forward: of the answers, [G, d] each, that their tokens were predicted from;
+    where a drafter `reads` others, these of whole texts, [T, d].
+    """
+    return text_states(base.reading(reads), texts) if reads else hidden_states(base, texts)
+
+
+def states_at(states: Tensor, reads: tuple[int, ...], chosen: NDArray[np.bool_]) -> Tensor:
+    """Those of one text for some positions of its answer, bool [G]; whole texts stay whole."""
+    return states if reads else states[torch.from_numpy(chosen).to(states.device)]
+
+
 @torch.inference_mode()
 def positions_of(
     proposer: Proposer, texts: Sequence[Text], states: Sequence[Tensor], chosen: NDArray[np.bool_] | None = None
 ) -> Iterator[tuple[ProposerSession, Ints]]:
     """The positions of the texts' answers as rows of begun sessions, a few at a time, with the true tokens [n, L].
 
-    `states` [G, d] of each text are those that the tokens of its answer at the positions that are `chosen` (bool
-    [sum of G]; None for all) were predicted from.
+    `states` of each text are those of `states_for`, at the positions of its answer that are `chosen` (bool [sum of G];
+    None for all).
     """
+    whole = states if reads_of(proposer) else []
+    if whole:
+        pairs = zip(whole, texts, strict=True)
+        states = [one[len(text.prompt) - 1 :][: len(text.answer)] for one, text in pairs]
+        states = states if chosen is None else [states_at(torch.cat(states), (), chosen)]
     true = np.concatenate([_true(text, proposer.depth) for text in texts])
     ends = np.concatenate([len(text.prompt) + 1 + np.arange(len(text.answer)) for text in texts])
     of_text = np.repeat(np.arange(len(texts)), [len(text.answer) for text in texts])
@@ -131,6 +148,8 @@ def positions_of(
         tokens = [[*texts[number].prompt, *texts[number].answer] for number in numbers]
         rows = [one.tolist() for one in np.split(ends[part], starts[1:])]
         session = proposer.start(tokens, proposer.depth, rows)
+        if whole:
+            session.read([whole[number] for number in numbers])
         roots = [text[end - 1] for text, ends_of in zip(tokens, rows, strict=True) for end in ends_of]
         session.begin(torch.tensor(roots, device=hidden.device), hidden[part])
         session.check_finite()
@@ -248,8 +267,8 @@ def draft_sources(
     text = Text("0:00000000", list(prompt), answer)
     chosen = np.zeros(len(answer), np.bool_)
     chosen[np.cumsum([0, *(len(step) for step in steps[:-1])])] = True
-    [states] = hidden_states(base, [text])
-    roots = states[torch.from_numpy(chosen).to(states.device)]
-    parts = positions_of(proposer, [text], [roots], chosen)
+    reads = reads_of(proposer)
+    [states] = states_for(base, reads, [text])
+    parts = positions_of(proposer, [text], [states_at(states, reads, chosen)], chosen)
     found = [row for session, true in parts for row in session.sources(true)]
     return [list(row[: len(step) - 1]) for row, step in zip(found, steps, strict=True)]

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from treeopt.defaults import MODEL
 from treeopt.drafter import Drafter, Level
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.read import check_there
@@ -41,6 +42,7 @@ class DrafterHeader(Schema):
     lm_head_levels: int = 0
     top_logprobs: int = 0
     draft: str = ""
+    draft_kind: str = MODEL
     levels: tuple[Level, ...]
     plan: dict[str, Any] | None = None
     source: dict[str, Any]
@@ -69,6 +71,7 @@ def save_drafter(drafter: Drafter, path: str | os.PathLike[str], *, overwrite: b
         "lm_head_levels": drafter.lm_head_levels,
         "top_logprobs": drafter.top_logprobs,
         "draft": drafter.draft,
+        **({"draft_kind": drafter.draft_kind} if drafter.draft_kind != MODEL else {}),
         "levels": [dataclasses.asdict(level) for level in drafter.levels],
         "plan": None if drafter.plan is None else _plan_header(drafter.plan),
         "source": dict(drafter.source),

@@ -199,16 +199,23 @@ def _length(text: Text) -> tuple[int, str]:
     return len(text.prompt), text.prompt_id
 
 
-@torch.inference_mode()
 def hidden_states(base: Base, texts: Sequence[Text]) -> list[Tensor]:
     """Hidden states of the answers, one [G, d] a text: row i is the state that predicts answer token i."""
+    pairs = zip(text_states(base, texts), texts, strict=True)
+    return [states[len(text.prompt) - 1 :][: len(text.answer)] for states, text in pairs]
+
+
+@torch.inference_mode()
+def text_states(base: Base, texts: Sequence[Text]) -> list[Tensor]:
+    """Hidden states of prompts and answers, one [T, d] a text, without that of the last token."""
     # The last token is left out, as none follows it. A causal model does not attend to padding on the right.
     inputs = [torch.tensor(text.prompt + text.answer[:-1]) for text in texts]
     ids = pad_sequence(inputs, batch_first=True, padding_value=base.pad_id)
     logits, hidden = base.forward(ids.to(base.device), use_cache=False, logits_to_keep=1)
     base.check_finite(logits, hidden)
-    check_states_fit(base, hidden)
-    return [hidden[row, len(t.prompt) - 1 : len(t.prompt) - 1 + len(t.answer)] for row, t in enumerate(texts)]
+    if not base.reads:
+        check_states_fit(base, hidden)
+    return [hidden[row, : len(ids)] for row, ids in enumerate(inputs)]
 
 
 @torch.inference_mode()

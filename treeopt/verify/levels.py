@@ -29,6 +29,7 @@ class LevelSession:
         self._base, self._context = base, base.context
         self._masks = TreeMasks(base, 1, 0, layer_windows(base.model.config))
         self._cache = TreeCache(bucket(1), base.layers)
+        self.hidden: Tensor | None = None  # of a draft module: float [B, n, h], its states at the last nodes
         self._depths: Ints
         self._visible: NDArray[np.bool_]
         self.keep([0] * rows)
@@ -36,18 +37,29 @@ class LevelSession:
     def extend(self, tokens: Tensor, parents: Ints) -> Tensor:
         """One forward over the next level of each row's tree, tokens int64 [B, n]; logits [B, n, V].
 
-        `parents` int64 [1 or B, n] are indices in the level before; 0 in the first level.
+        `parents` int64 [1 or B, n] are indices in the level before; 0 in the first level. A draft module reads its own
+        states at the parents: in the first level those that `after` chose.
         """
+        if self.hidden is not None:
+            self.hidden = self.hidden[torch.arange(len(tokens))[:, None], torch.from_numpy(parents)]
         above = self._visible[np.arange(len(self._visible))[:, None], parents]  # [1 or B, n, m]
         itself = np.broadcast_to(np.eye(tokens.shape[1], dtype=np.bool_), (len(above), *[tokens.shape[1]] * 2))
         self._visible = np.concatenate([above, itself], axis=2)
         self._depths = np.append(self._depths, np.full(tokens.shape[1], self._depths.max(initial=-1) + 1))
         return self._run(tokens, self._depths, self._visible)
 
-    def append(self, tokens: Tensor, *, logits_to_keep: int = 0) -> Tensor:
-        """One forward over n tokens after the texts, int64 [B, n]; `keep` tells how many of each row were real."""
-        count = tokens.shape[1]
+    def append(self, tokens: Tensor, *, logits_to_keep: int = 0, hidden: Tensor | None = None) -> Tensor:
+        """One forward over n tokens after the texts, int64 [B, n]; `keep` tells how many of each row were real.
+
+        `hidden` float [B, n, h] are the base's states for a draft module.
+        """
+        count, self.hidden = tokens.shape[1], hidden
         return self._run(tokens, np.arange(count), np.tri(count, dtype=np.bool_)[None], logits_to_keep)
+
+    def after(self, hidden: Tensor) -> None:
+        """Begin trees of a draft module at its states float [B, h], and drop others."""
+        self.keep(self.lengths)
+        self.hidden = hidden[:, None]
 
     @torch.inference_mode()  # always, as tensors made in this mode cannot be written outside it
     def _run(self, tokens: Tensor, depths: Ints, visible: NDArray[np.bool_], logits_to_keep: int = 0) -> Tensor:
@@ -63,14 +75,16 @@ class LevelSession:
         starts = torch.tensor(self.lengths, device=device)
         self._cache.write_at(torch.arange(before, len(depths), device=device) + starts[:, None], width)
         below = torch.from_numpy(depths)[None].to(device)
-        logits, _ = self._base.forward(
+        logits, states = self._base.forward(
             tokens,
             attention_mask=self._masks.last_nodes(torch.from_numpy(visible).to(device), below, starts, width),
             position_ids=(starts[:, None] + below[:, before:]).clamp(max=self._context - 1),
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=logits_to_keep,
+            **({} if self.hidden is None else {"hidden": self.hidden}),
         )
+        self.hidden = None if self.hidden is None else states
         return logits
 
     def keep(self, lengths: Sequence[int]) -> None:

@@ -124,7 +124,7 @@ class PathForward:
     def fixed(self) -> float:
         return fixed_price(self.base)
 
-    def begin(self, prompts: Sequence[Tensor], max_new_tokens: int) -> tuple[PathSession, Tensor, Tensor]:
+    def begin(self, prompts: Sequence[Tensor], max_new_tokens: int) -> tuple[PathSession, Tensor, list[Tensor]]:
         """As `TreeForward.begin`; each prompt by a forward of its own."""
         lengths = [len(prompt) for prompt in prompts]
         check_lengths(lengths, max_new_tokens, self.base, self.context)
@@ -136,8 +136,8 @@ class PathForward:
             last, states = self.extend(text, prompt)
             texts.append(text)
             logits.append(last[:, -1])
-            hidden.append(states[:, -1])
-        return PathSession(self, texts, limit), torch.cat(logits), torch.cat(hidden)
+            hidden.append(states[0])
+        return PathSession(self, texts, limit), torch.cat(logits), hidden
 
     def extend(self, text: _Text, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Commit tokens int64 [n] of a text, in place; logits [1, 1, V] and hidden states [1, n, d]."""

@@ -58,14 +58,14 @@ class TreeForward:
         self._user: weakref.ref[Session] | None = None  # the session that writes to both
         self._lock = threading.Lock()  # texts may begin in several threads
 
-    def begin(self, prompts: Sequence[Tensor], max_new_tokens: int) -> tuple[Session, Tensor, Tensor]:
+    def begin(self, prompts: Sequence[Tensor], max_new_tokens: int) -> tuple[Session, Tensor, list[Tensor]]:
         """Prefill prompts (each int64 [T], of any lengths), for at most `max_new_tokens` more in each row.
 
         The memory of the cache and the masks is kept for the next session; a session that begins while another is in
         use has its own, so that each may run in a thread. E503 where prompt and new tokens do not fit into the context.
 
         Returns:
-            The session, and logits [B, V] and hidden states [B, d] at each prompt's last token.
+            The session, logits [B, V] at each prompt's last token, and hidden states [T, d] of each prompt.
         """
         lengths = [len(prompt) for prompt in prompts]
         check_lengths(lengths, max_new_tokens, self.base, self.context)
@@ -86,7 +86,7 @@ class TreeForward:
             use_cache=True,
             logits_to_keep=last,
         )
-        return session, logits[:, -1], pick(hidden, session.ends - 1)
+        return session, logits[:, -1], [states[:length] for states, length in zip(hidden, lengths, strict=True)]
 
     @functools.cached_property
     def numbers(self) -> Tensor:
