@@ -167,7 +167,7 @@ def test_slower_methods_are_drawn_as_such() -> None:
 @looped(
     ("arguments", "status", "word"),
     [
-        (("--methods", "eagle"), 2, "no method 'eagle'"),
+        (("--methods", "hydra"), 2, "no method 'hydra'"),
         (("--nodes", "1"), 2, "nodes"),
         (("--nodes", "255"), 2, "nodes"),
         (("--repeats", "0"), 2, "repeats"),

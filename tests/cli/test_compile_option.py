@@ -138,7 +138,7 @@ def test_draft_model_is_on_the_device_of_the_inputs(monkeypatch: pytest.MonkeyPa
         assert (name, on) == ("d", {"dtype": "auto", "device": "cuda:1"})
         raise Reached
 
-    monkeypatch.setattr("treeopt.models.given.load_draft", load)
+    monkeypatch.setattr("treeopt.models.draft_files.load_draft", load)
     with pytest.raises(Reached):
         load_draft_model(Console(as_json=False), options, base)
 

@@ -126,7 +126,7 @@ def test_profile_of_a_draft_model() -> None:
     ("arguments", "message"),
     [
         (("calibrate", "--drafter", "model"), "needs --draft"),
-        (("learn", "--drafter", "ngram", *DRAFT, "--model", "pocket"), "has no draft model"),
+        (("learn", "--drafter", "ngram", *DRAFT, "--model", "pocket"), "has no draft such as"),
         (("learn", "--drafter", "model", *DRAFT, "--heads", "pocket"), "uses no heads"),
         (("calibrate", *DRAFT, "--learn-tokens", "9"), "--learn-tokens belongs to"),
         (("generate", "x", *DRAFT), "--draft needs --drafter"),

@@ -276,6 +276,7 @@ CASES: dict[Code, Case] = {
     Code.HEADS_MISMATCH: heads_of_another_size,
     Code.HEADS_NOT_EXPORTABLE: two_blocks,
     Code.DRAFT_MISMATCH: another_tokenizer,
+    Code.DRAFT_INVALID: plain("learn", "--model", "pocket", "--draft", "mtp", "-o", "o.safetensors"),
     Code.ADAPTER_MISMATCH: adapter_of_another_base,
     Code.CALIBRATION_INVALID: inconsistent_calibration,
     Code.CALIBRATION_MISMATCH: different_heads,

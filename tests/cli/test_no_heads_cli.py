@@ -181,11 +181,11 @@ USAGE = {
         ("learn", *MODEL),
         ("validate", *MODEL, "--tree", "static.yaml"),
     ],
-    "belongs to --drafter heads+ngram, ngram, model+ngram, model": [
+    "belongs to --drafter heads+ngram, ngram, model+ngram, eagle+ngram": [
         ("calibrate", "--levels", "3"),
         ("calibrate", *MODEL, "--drafter", "d.safetensors", "--levels", "3", *FEW),
     ],
-    "is not heads+ngram or ngram or model+ngram or model": [
+    "is not heads+ngram or ngram or model+ngram or eagle+ngram or": [
         ("learn", "--drafter", "heads"),
         ("learn", "--drafter", "d.safetensors"),
     ],

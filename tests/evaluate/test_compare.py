@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from looped import looped
 from tiny import VOCAB, chat_base, cycle_heads, tiny_base
+from tiny_modules import tiny_module
 
 from treeopt import compare
 from treeopt.decode.decoder import TreeDecoder
@@ -58,17 +60,20 @@ def model() -> Base:
 
 @pytest.fixture(scope="module")
 def found(model: Base) -> Comparison:
-    """Every method, with heads and with the model as its own draft model."""
-    return compare(model, cycle_heads(model, 3), rows(12), draft=model, texts=3, **SMALL)
+    """Every method, with heads, the model as its own draft model, and a random EAGLE-3 head."""
+    drafts = [model, tiny_module(model, "eagle3", 1)]
+    return compare(model, cycle_heads(model, 3), rows(12), draft=drafts, texts=3, **SMALL)
 
 
 def test_every_method_has_a_row_that_is_lossless(found: Comparison) -> None:
     """The rows are in the order of the methods, and all texts of each are those of stock generate."""
-    assert [row.method for row in found.rows if FASTEST not in row.method] == [
+    assert [row.method.partition(", depth")[0] for row in found.rows if FASTEST not in row.method] == [
         *("autoregressive", "generate", "prompt lookup", "token recycling", "token recycling, published tree"),
         *("assisted generation", "mc_sim_7b_63", "Medusa tree", "heads, static"),
         *("heads+ngram, static", "heads+ngram, per step", "ngram, static", "ngram, per step"),
+        *("model, EAGLE-2", "eagle, EAGLE-2"),
         *("model, static", "model, per step", "model+ngram, static", "model+ngram, per step"),
+        *("eagle, static", "eagle, per step", "eagle+ngram, static", "eagle+ngram, per step"),
     ]
     ran = {row.method for row in found.rows if not row.left_out}
     assert {row.method for row in found.rows} - ran == {"mc_sim_7b_63"}, (
@@ -77,6 +82,24 @@ def test_every_method_has_a_row_that_is_lossless(found: Comparison) -> None:
     assert "4 levels" in found.row("mc_sim_7b_63").left_out
     assert all(row.lossless for row in found.rows if row.method in ran)
     assert found.row("mc_sim_7b_63").lossless is None
+
+
+def test_rows_are_of_the_drafter_that_they_name(model: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each drafter is learned with or without the n-gram table, and with the draft of its kind."""
+    learned: list[str] = []
+    module = importlib.import_module("treeopt.evaluate.compare")  # the package's `compare` is the function
+    run = module.run_calibration
+
+    def spied(*given: Any, **options: Any) -> Any:
+        found = run(*given, **options)
+        learned.append("heads" if found.learned is None else found.learned.drafter.name)
+        return found
+
+    monkeypatch.setattr(module, "run_calibration", spied)
+    names = ["heads+ngram", "ngram", "model", "model+ngram", "eagle", "eagle+ngram"]
+    drafts = [model, tiny_module(model, "eagle3", 1)]
+    compare(model, cycle_heads(model, 3), rows(12), draft=drafts, texts=1, **{**SMALL, "repeats": 1}, methods=names)
+    assert learned == names
 
 
 def test_figures_of_a_row(found: Comparison) -> None:
@@ -115,6 +138,12 @@ def test_without_heads_and_draft_the_rows_say_so(model: Base) -> None:
     needs_heads = ("mc_sim_7b_63", "Medusa tree", "heads, static", "heads+ngram")
     needs_draft = ("assisted generation", "model", "model+ngram")
     assert reasons == {**dict.fromkeys(needs_heads, NO_HEADS), **dict.fromkeys(needs_draft, NO_DRAFT)}
+    found = compare(model, None, rows(4), **{**SMALL, "repeats": 1}, methods=["eagle", "mtp+ngram", "eagle2"])
+    reasons = {row.method: row.left_out for row in found.rows if row.left_out}
+    assert list(reasons) == ["eagle2", "eagle", "mtp+ngram"]
+    assert "no EAGLE head was given" in reasons["eagle"]
+    with pytest.raises(ValueError, match="two drafts are of one kind"):
+        compare(model, None, rows(4), draft=[model, model], **SMALL)
 
 
 def test_lookup_that_fails_is_left_out_with_its_message(model: Base, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +326,7 @@ def test_recommended_row_is_the_fastest(found: Comparison) -> None:
         {"texts": 0},
         {"repeats": 0},
         {"learn_limit": 0},
-        {"methods": ["eagle"]},
+        {"methods": ["hydra"]},
         {"methods": []},
         {"seed": -1},
     ],

@@ -30,6 +30,7 @@ from treeopt.drafting.trace import Arrays, Target, TextTraces, trace_texts
 from treeopt.models.auto_batch import in_parts
 from treeopt.models.base import Base
 from treeopt.models.compatibility import heads_like
+from treeopt.models.draft_module import layout_of
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress, silent
@@ -377,6 +378,7 @@ def source_of(job: Job) -> dict[str, Any]:
     return {
         **job.made_for,
         **({} if job.draft is None else {"draft": job.draft.name, "draft_id": job.draft.fingerprint}),
+        **({} if job.draft is None or not (title := layout_of(job.draft.model)) else {"draft_layout": title}),
         "dtype": job.base.dtype_name,
         "prompts": {job.prompts.sha256: job.prompts.name},
         "max_new_tokens": job.options.max_new_tokens,

@@ -15,7 +15,6 @@ from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import (
     LEARNED,
-    WITH_DRAFT,
     WITH_TABLE,
     chosen_drafter,
     draft_option,
@@ -35,7 +34,7 @@ from treeopt.cli.work_options import (
     shard_option,
     work_options,
 )
-from treeopt.defaults import CALIBRATION_FILE, HEADS, KINDS, MODEL, NGRAM
+from treeopt.defaults import CALIBRATION_FILE, HEADS, KINDS, MODEL, NGRAM, WITH_DRAFT
 from treeopt.errors import Code, TreeoptError
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from treeopt.cli.processes import division_of, is_one_of_several, nproc_option
 from treeopt.defaults import STEP_SIZES
 from treeopt.errors import counted
 from treeopt.facts import machine
-from treeopt.files.bundled import POCKET_DRAFT
+from treeopt.files.bundled import POCKET_DRAFT, POCKET_EAGLE3
 from treeopt.files.outputs import PICTURE, write_marked
 
 if TYPE_CHECKING:
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 
 _METHODS_HELP = (
     "Comma-separated, of: autoregressive generate lookup recycling assisted mc_sim_7b_63 medusa heads heads+ngram "
-    "ngram model model+ngram; the first two are always run [default: all]."
+    "ngram eagle2 and the kinds of --draft, model eagle mtp, each also with +ngram; the first two are always run "
+    "[default: all]."
 )
 
 
 @command("compare")
 @model_options(dtype="float32", several=True)
-@draft_option(default=f"{POCKET_DRAFT} for the built-in model, else none")
+@draft_option(default=f"{POCKET_DRAFT} and {POCKET_EAGLE3} for the built-in model, else none", multiple=True)
 @prompt_options(new_tokens=64)
 @click.option("--prompts-learn", help="Prompts to learn from [default: the first half of each category of --prompts].")
 @click.option("--methods", help=_METHODS_HELP)
@@ -73,8 +74,8 @@ def run(console: Console, **options: Any) -> None:
     process, text by text.
 
     A method that learns does so from other prompts than those that are compared. A method that cannot run is left out,
-    and its line gives the reason: heads and draft model are given by --heads and --draft, and the built-in model has
-    both.
+    and its line gives the reason: heads and drafts are given by --heads and --draft, which may be repeated, and the
+    built-in model has both. `eagle2` are the trees of EAGLE-2 from the same drafts, at its best depth and top-k.
 
     For each drafter the tree with the most tokens per second by timed steps is decoded as well. The last row,
     recommended, repeats the method with the highest measured speed; it is autoregressive decoding where no method is
@@ -87,7 +88,7 @@ def run(console: Console, **options: Any) -> None:
         check_suffix(options["svg"], ".svg", option="--svg")
     source, dtypes = chosen_prompts(options), dtypes_of(options)
     check_inputs()
-    chosen = _settings(options)
+    chosen, names = _settings(options), _drafts(options)
     settings = [*itertools.product((False, True) if options["compile"] else (False,), dtypes)]
     if len(settings) > 1 and (options["nproc"] > 1 or is_one_of_several()):
         raise click.UsageError("--nproc takes one --dtype, and no --compile")
@@ -100,11 +101,9 @@ def run(console: Console, **options: Any) -> None:
     found: list[Comparison] = []
     for options["compile"], options["dtype"] in settings:
         base, loaded = load_models(console, options, with_heads=not model_alone(options))
-        if options["heads"] is None and options["model"] is None and options["draft"] is None:
-            options["draft"] = POCKET_DRAFT
-        draft = load_draft_model(console, options, base)
+        drafts = [load_draft_model(console, {**options, "draft": name}, base) for name in names]
         with console.progress("compare") as progress:
-            one = divided_compare(base, loaded, prompts, draft, chosen, progress)
+            one = divided_compare(base, loaded, prompts, [one for one in drafts if one is not None], chosen, progress)
         if one is None:
             return
         console.report(*comparison_report.report_of(one))
@@ -118,7 +117,18 @@ def run(console: Console, **options: Any) -> None:
         console.note(f"wrote {options['svg']}")
     parts = {one.setting: comparison_report.data_of(one) for one in found}
     result = parts[found[0].setting] if len(parts) == 1 else {"settings": parts}
-    console.result({**result, **origin_of(base, loaded, draft)})
+    console.result({**result, **origin_of(base, loaded, next(iter(drafts), None))})
+
+
+def _drafts(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of --draft, one of a kind; those of the built-in model where none is given."""
+    from treeopt.models.draft_files import kind_in_files
+
+    built_in = options["heads"] is None and options["model"] is None
+    names: tuple[str, ...] = options["draft"] or ((POCKET_DRAFT, POCKET_EAGLE3) if built_in else ())
+    if len({kind_in_files(name) for name in names}) < len(names):
+        raise click.UsageError(f"--draft is given twice for one kind, and a table has one of each: {', '.join(names)}")
+    return names
 
 
 def _picture(found: Sequence[Comparison], model: str, nodes: int) -> str:

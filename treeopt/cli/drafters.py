@@ -14,7 +14,19 @@ from treeopt.cli.checks import check_belongs
 from treeopt.cli.console import Console
 from treeopt.cli.numbers import NOT_NEGATIVE
 from treeopt.cli.options import Option, group, load_models
-from treeopt.defaults import HEADS, HEADS_NGRAM, LEARN_TOKENS, LEVELS, MAX_DEPTH, MODEL, MODEL_NGRAM, NGRAM
+from treeopt.defaults import (
+    DRAFT_KINDS,
+    EAGLE,
+    HEADS,
+    HEADS_NGRAM,
+    LEARN_TOKENS,
+    LEVELS,
+    MAX_DEPTH,
+    MODEL,
+    MTP,
+    NGRAM,
+    WITH_DRAFT,
+)
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.outputs import is_edited
 
@@ -25,9 +37,8 @@ if TYPE_CHECKING:
     from treeopt.texts.encode import Encoded
 
 
-WITH_TABLE = (HEADS_NGRAM, NGRAM, MODEL_NGRAM)  # drafters with an n-gram table, counted in the model's text
-LEARNED = (*WITH_TABLE, MODEL)  # drafters whose numbers are fitted to the model's text
-WITH_DRAFT = (MODEL, MODEL_NGRAM)
+WITH_TABLE = (HEADS_NGRAM, NGRAM, *DRAFT_KINDS.values())  # drafters with an n-gram table, counted in the model's text
+LEARNED = (*WITH_TABLE, *DRAFT_KINDS)  # drafters whose numbers are fitted to the model's text
 _RESERVED = (HEADS, *LEARNED)
 
 
@@ -54,13 +65,22 @@ learning_options = group(  # of a drafter that is learned
 
 def chosen_drafter(options: Mapping[str, Any], default: str = HEADS) -> str:
     """The value of --drafter; without it `ngram` with --model alone, else `default`."""
-    draft = options["draft"] is not None
-    name: str = options["drafter"] or (MODEL if draft else NGRAM if model_alone(options) else default)
+    draft, kind = options["draft"] is not None, MODEL
+    if draft:
+        # Imported here as it imports torch.
+        from treeopt.models.draft_files import kind_in_files
+
+        kind = kind_in_files(options["draft"])
+    name: str = options["drafter"] or (kind if draft else NGRAM if model_alone(options) else default)
     heads = name in (HEADS, HEADS_NGRAM)
     if name in WITH_DRAFT and not draft:
-        raise click.UsageError(f"--drafter {name} needs --draft, a smaller model with the same tokenizer")
-    if name in _RESERVED and name not in WITH_DRAFT and draft:
-        raise click.UsageError(f"--drafter {name} has no draft model: leave out --draft, or --drafter {MODEL_NGRAM}")
+        raise click.UsageError(f"--drafter {name} needs --draft, {_NEEDED[name.removesuffix('+ngram')]}")
+    fitting = (kind, DRAFT_KINDS[kind])
+    if name in _RESERVED and draft and name not in fitting:
+        raise click.UsageError(
+            f"--drafter {name} has no draft such as --draft {options['draft']}, which is for --drafter "
+            f"{' or '.join(fitting)}"
+        )
     if name in _RESERVED and not heads and options["heads"] is not None:
         raise click.UsageError(f"--drafter {name} uses no heads: name the base with --model, and leave out --heads")
     if heads and model_alone(options):
@@ -70,10 +90,20 @@ def chosen_drafter(options: Mapping[str, Any], default: str = HEADS) -> str:
     return name
 
 
-def draft_option(*, default: str = "that of a drafter file") -> Option:
-    """`--draft MODEL`, for `load_draft_model`, with the text of its default."""
-    text = f"Draft model: folder or hub name of a smaller model with the same tokenizer [default: {default}]."
-    return click.option("--draft", help=text)
+_NEEDED = {
+    MODEL: "a smaller model with the same tokenizer",
+    EAGLE: "an EAGLE head of the base",
+    MTP: "which is mtp for the layer in the base's checkpoint",
+}
+
+
+def draft_option(*, default: str = "that of a drafter file", multiple: bool = False) -> Option:
+    """`--draft NAME`, for `load_draft_model`, with the text of its default."""
+    text = (
+        "What drafts: folder or hub name of a smaller model with the same tokenizer, or of an EAGLE head; or "
+        f"mtp, the layer in the base's checkpoint [default: {default}]."
+    )
+    return click.option("--draft", multiple=multiple, help=text)
 
 
 def load_draft_model(
@@ -90,7 +120,8 @@ def load_draft_model(
     if name is None:
         return None
     from treeopt.files.outputs import check_no_input
-    from treeopt.models.given import load_draft
+    from treeopt.models.draft_files import load_draft
+    from treeopt.models.draft_module import title_of
 
     try:
         device = str(base.device) if options["device_map"] else options["device"]
@@ -102,7 +133,7 @@ def load_draft_model(
         raise
     if "output" in options:
         check_no_input(options["output"], draft.name)
-    console.note(f"draft    {draft.name}  {draft.model.num_parameters():,} parameters")
+    console.note(f"draft    {draft.name}  {title_of(draft.model)}{draft.model.num_parameters():,} parameters")
     console.warn(*draft.notes)
     return draft
 

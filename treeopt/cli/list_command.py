@@ -2,7 +2,7 @@
 
 import treeopt
 from treeopt.cli.console import Console, command
-from treeopt.files.bundled import POCKET, POCKET_DRAFT, prompt_sets, zoo
+from treeopt.files.bundled import POCKET, POCKET_DRAFT, POCKET_EAGLE3, prompt_sets, zoo
 
 _SHORT = 2  # parts of a reference, author and source, that fit into 80 columns
 
@@ -17,7 +17,7 @@ def run(console: Console) -> None:
     console.table(["tree", "nodes", "depth", "from"], rows)
     console.say(f"prompt sets: {', '.join(prompt_sets())}")
     console.say(f"built-in model with heads, the default of --heads and --model: {POCKET}")
-    console.say(f"built-in draft model for it: {POCKET_DRAFT}")
+    console.say(f"built-in draft model for it: {POCKET_DRAFT}; EAGLE-3 head: {POCKET_EAGLE3}")
     described = [
         {"name": name, "nodes": tree.nodes, "depth": tree.depth, "leaves": len(tree.leaves), **tree.source}
         for name, tree in trees.items()

@@ -14,8 +14,8 @@ from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.numbers import COUNT, FiniteRange, numbers_option
 from treeopt.cli.options import check_outputs, force_option
-from treeopt.defaults import ATTENTIONS, HEADS, KINDS, ONE_NODE
-from treeopt.errors import counted
+from treeopt.defaults import ATTENTIONS, HEADS, KINDS, MODEL, MTP, ONE_NODE
+from treeopt.errors import Code, TreeoptError, counted
 from treeopt.files.outputs import PICTURE, write_marked
 from treeopt.plan.devices import BYTES, Device, device_of_spec, device_preset, presets
 from treeopt.progress import late
@@ -155,6 +155,18 @@ def _fit(files: Sequence[str], device: Device) -> EfficiencyFit:
     return fit_efficiency(found)
 
 
+def _check_draft(name: str) -> None:
+    """Raise E240 for a folder of an EAGLE head, whose config describes a model that it is not."""
+    from treeopt.models.hub import built_in, here
+
+    if name == MTP or here(name) is not None or built_in(name) is not None:
+        from treeopt.models.draft_files import kind_in_files
+
+        if (kind := kind_in_files(name)) != MODEL:
+            what = f"the hardware model has no formula for {name}, a drafter of the kind {kind}"
+            raise TreeoptError(Code.PLAN_INVALID, what, fix="a draft model, or --host-seconds with its measured time")
+
+
 def _drafting(
     console: Console, options: Mapping[str, Any], shape: ModelShape, calibration: Calibration | None
 ) -> Drafting:
@@ -171,6 +183,7 @@ def _drafting(
         rows = None if options["shared_lm_head"] else shape.lm_head.rows
         drafting = Drafting(options["num_heads"], head_rows=rows)
     if options["draft"]:
+        _check_draft(options["draft"])
         drafting = dataclasses.replace(drafting, draft=model_shape(options["draft"]), levels=options["levels"])
     drafting = dataclasses.replace(drafting, host_seconds=options["host_seconds"])
     if calibration is not None:

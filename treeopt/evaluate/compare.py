@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import Calibration, Provenance
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Rule
-from treeopt.defaults import HEADS, HEADS_NGRAM, MODEL, MODEL_NGRAM, NGRAM, ONE_NODE
+from treeopt.defaults import DRAFT_KINDS, EAGLE, HEADS, HEADS_NGRAM, MODEL, MTP, NGRAM, ONE_NODE
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.drafting.token_recycling import NAME as RECYCLING
@@ -38,9 +38,11 @@ from treeopt.evaluate.baselines import (
     with_memory,
 )
 from treeopt.evaluate.comparison import (
+    EAGLE2,
     FASTEST,
     MC_SIM,
     MEDUSA,
+    METHODS,
     CompareOptions,
     Comparison,
     Figures,
@@ -49,12 +51,14 @@ from treeopt.evaluate.comparison import (
     spread_evenly,
 )
 from treeopt.evaluate.divergence import ENDED, first_difference
+from treeopt.evaluate.eagle2 import best_eagle2
 from treeopt.evaluate.learn_drafter import figures_of, plans_of, timed
 from treeopt.evaluate.profile import timed_rule
 from treeopt.evaluate.runs import Runs, decode_all, made_by
 from treeopt.files.trees import load_tree, plan_id
 from treeopt.models.base import Base
 from treeopt.models.compatibility import check_heads_fit, heads_like
+from treeopt.models.draft_module import kind_of
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
@@ -109,6 +113,7 @@ _UNFIT = (Code.TREE_TOO_DEEP, Code.RANK_TOO_LARGE, Code.NO_TREES)  # of a tree o
 
 NO_HEADS = "no heads were given (--heads)"
 NO_DRAFT = "no draft model was given (--draft)"
+_NO_MODULE = {MODEL: NO_DRAFT, EAGLE: "no EAGLE head was given (--draft)", MTP: "no MTP layer was given (--draft mtp)"}
 
 
 @dataclass(frozen=True)
@@ -123,11 +128,11 @@ class Contender:
 
 @dataclass(frozen=True)
 class Material:
-    """What methods are made from, and learn from: prompts, the same as token ids (`asked`), and models."""
+    """What methods are made from, and learn from: prompts, as token ids too (`asked`), and models; drafts by kind."""
 
     base: Base
     loaded: LoadedHeads | None
-    draft: Base | None
+    drafts: Mapping[str, Base]
     prompts: PromptSet
     asked: Sequence[Text]
     options: CompareOptions
@@ -144,7 +149,7 @@ class Material:
 
     def calibrated(self, drafter: str) -> CalibrationRun:
         """A drafter learned from the prompts, and the traces of it."""
-        learning = Learning(self.options.learn_tokens, seed=self.options.seed, ngram=drafter != MODEL)
+        learning = Learning(self.options.learn_tokens, seed=self.options.seed, ngram=drafter not in DRAFT_KINDS)
         return run_calibration(
             self.base,
             self.loaded if drafter in (HEADS, HEADS_NGRAM) else None,
@@ -152,7 +157,7 @@ class Material:
             learning=None if drafter == HEADS else learning,
             progress=self.noted(drafter),
             steps=drafter != HEADS,
-            draft=self.draft if drafter in (MODEL, MODEL_NGRAM) else None,
+            draft=self.drafts.get(_KIND_OF.get(drafter, "")),
             **self.answers,
         )
 
@@ -167,19 +172,25 @@ class Material:
     def decoder(self, plan: Plan, drafter: Drafter | None = None, rule: Rule | None = None) -> TreeDecoder:
         """A decoder of ours with the heads or the draft model that its drafter needs."""
         heads = self.heads if drafter is None or drafter.num_heads else None
-        draft = self.draft if drafter is not None and drafter.draft else None
+        draft = self.drafts[drafter.draft_kind] if drafter is not None and drafter.draft else None
         return TreeDecoder(self.base, heads, plan, drafter=drafter, draft=draft, acceptance=rule, probe=False)
 
 
 def contenders(job: Material) -> list[Contender]:
-    """The chosen methods in their order, learned and built; autoregressive and generate first."""
+    """The chosen methods in their order, learned and built; autoregressive and generate first.
+
+    Where none is chosen, those of EAGLE heads and MTP layers that are not given are left out without a row.
+    """
     entries: list[Contender] = [
         Contender(AUTOREGRESSIVE, ONE_NODE, autoregressive(job.base)),
         Contender(GENERATE, ONE_NODE, with_generate(job.base)),
     ]
+    chosen = tuple(job.options.methods) != METHODS
     for name in (name for name in _MAKERS if name in job.options.methods):
         try:
             why = _missing(job, name)
+            if why and name in _OF_MODULES and not chosen:
+                continue
             found = [] if why else _MAKERS[name](job)
         except TreeoptError as error:
             if error.code not in _UNFIT:
@@ -193,17 +204,33 @@ def _missing(job: Material, name: str) -> str:
     """What a method needs and does not have; empty where it may run."""
     if name in _WITH_HEADS and job.loaded is None:
         return NO_HEADS
-    if name in _WITH_DRAFT and job.draft is None:
+    if name in _KIND_OF and _KIND_OF[name] not in job.drafts:
+        return _NO_MODULE[_KIND_OF[name]]
+    if name == EAGLE2 and not job.drafts:
         return NO_DRAFT
-    if name == "assisted" and job.draft is not None and job.longest > job.draft.context:
-        return f"texts of up to {job.longest} tokens exceed the draft model's context of {job.draft.context}"
+    if name == "assisted" and job.longest > job.drafts[MODEL].context:
+        return f"texts of up to {job.longest} tokens exceed the draft model's context of {job.drafts[MODEL].context}"
     return ""
 
 
 def _assisted(job: Material) -> list[Contender]:
-    assert job.draft is not None
-    drafts = int(job.draft.model.generation_config.num_assistant_tokens or _ASSISTANT_TOKENS)
-    return [Contender(ASSISTED, drafts + 1, with_generate(job.base, assistant_model=job.draft.model))]
+    model = job.drafts[MODEL].model
+    drafts = int(model.generation_config.num_assistant_tokens or _ASSISTANT_TOKENS)
+    return [Contender(ASSISTED, drafts + 1, with_generate(job.base, assistant_model=model))]
+
+
+def _eagle2(job: Material) -> list[Contender]:
+    """EAGLE-2's trees of each draft, of the chosen size."""
+    answers, _ = answer_all(job.base, job.asked, AnswerOptions(**job.answers))
+    entries = []
+    for kind, draft in job.drafts.items():
+        name = f"{kind}, EAGLE-2"
+        drafter, policy, chosen = best_eagle2(job.base, draft, answers, job.options.nodes, job.noted(name))
+        decoder = TreeDecoder(job.base, None, policy, drafter=drafter, probe=False)
+        entries.append(
+            Contender(f"{name}, {chosen}", policy.nodes, with_decoder(decoder), f"{draft.fingerprint} {chosen}")
+        )
+    return entries
 
 
 def _recycling(job: Material) -> list[Contender]:
@@ -263,7 +290,9 @@ def _ours(job: Material, name: str, plan: Plan, drafter: Drafter | None = None) 
 
 
 _SHOWN = {"lookup": LOOKUP, "recycling": RECYCLING, "assisted": ASSISTED, MEDUSA: "Medusa tree", HEADS: "heads, static"}
-_WITH_HEADS, _WITH_DRAFT = (MC_SIM, MEDUSA, HEADS, HEADS_NGRAM), ("assisted", MODEL, MODEL_NGRAM)
+_WITH_HEADS = (MC_SIM, MEDUSA, HEADS, HEADS_NGRAM)
+_OF_MODULES = {EAGLE2, *(name for kind in (EAGLE, MTP) for name in (kind, DRAFT_KINDS[kind]))}  # few models have one
+_KIND_OF = {"assisted": MODEL, **{name: kind for kind, more in DRAFT_KINDS.items() for name in (kind, more)}}
 _MAKERS: dict[str, Callable[[Material], list[Contender]]] = {
     "lookup": lambda job: [
         Contender(LOOKUP, LOOKUP_TOKENS + 1, with_generate(job.base, prompt_lookup_num_tokens=LOOKUP_TOKENS))
@@ -278,7 +307,9 @@ _MAKERS: dict[str, Callable[[Material], list[Contender]]] = {
             build_tree(job.by_heads.calibration, job.options.nodes, values="independent", weights="uniform"),
         )
     ],
-    **{name: functools.partial(_sizes, name=name) for name in (HEADS, HEADS_NGRAM, NGRAM, MODEL, MODEL_NGRAM)},
+    **{name: functools.partial(_sizes, name=name) for name in (HEADS, HEADS_NGRAM, NGRAM)},
+    EAGLE2: _eagle2,
+    **{name: functools.partial(_sizes, name=name) for name in _KIND_OF if name != "assisted"},
 }
 
 
@@ -287,7 +318,7 @@ def compare(
     heads: GivenHeads | None,
     prompts: GivenPrompts,
     *,
-    draft: GivenModel | None = None,
+    draft: GivenModel | Sequence[GivenModel] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     progress: Progress = silent,
     **options: Any,
@@ -306,7 +337,8 @@ def compare(
         heads: its draft heads: `MedusaHeads`, what `load_heads` gives, or a folder or hub name; None for none.
         prompts: as for `run_calibration`. The second half of each category is judged, and where `prompts_learn` is
             given, all. A later turn follows the answer of stock generate to the turn before.
-        draft: a draft model with the same tokenizer, in the forms of `model`; None for none.
+        draft: a draft model with the same tokenizer, an EAGLE head, or `mtp` for the layer in the model's checkpoint,
+            in the forms of `model`; or a list of these, one of a kind; None for none.
         tokenizer: the model's, where it is not in the folder of its weights.
         progress: called while methods learn, and after each text.
         options: fields of `CompareOptions`: `methods`, `nodes`, `sizes`, `texts`, `max_new_tokens`, `repeats`,
@@ -329,7 +361,8 @@ def compare(
         (['token recycling'], 2)
     """
     chosen = CompareOptions(**options)
-    found = divided_compare(as_base(model, tokenizer, dtype="float32"), heads, prompts, draft, chosen, progress)
+    drafts = draft if isinstance(draft, (list, tuple)) else [] if draft is None else [draft]
+    found = divided_compare(as_base(model, tokenizer, dtype="float32"), heads, prompts, drafts, chosen, progress)
     assert found is not None, "only commands divide a run among processes"
     return found
 
@@ -338,7 +371,7 @@ def divided_compare(
     base: Base,
     heads: GivenHeads | None,
     prompts: GivenPrompts,
-    draft: GivenModel | None,
+    drafts: Sequence[GivenModel],
     chosen: CompareOptions,
     progress: Progress,
 ) -> Comparison | None:
@@ -358,7 +391,8 @@ def divided_compare(
     learned = dataclasses.replace(learned, prompts=tuple(one for one in learned.prompts if one.id in known))
     others = _others(judged.texts, asked)
     texts = spread_evenly(others, chosen.texts)
-    job = Material(base, loaded, as_draft(draft, base), learned, asked, chosen, progress, _longest(base, texts, chosen))
+    by_kind = _by_kind([draft for draft in (as_draft(one, base) for one in drafts) if draft is not None])
+    job = Material(base, loaded, by_kind, learned, asked, chosen, progress, _longest(base, texts, chosen))
     with memory_as_error("fewer new tokens, fewer nodes or a smaller batch"):
         entries = contenders(job)
         baselines = {one.name: one.baseline for one in entries if one.baseline is not None}
@@ -375,6 +409,15 @@ def divided_compare(
         repeats=chosen.repeats,
         made_by=made_by(base),
     )
+
+
+def _by_kind(drafts: Sequence[Base]) -> dict[str, Base]:
+    """The drafts by their kinds; ValueError where two are of one."""
+    found = {kind_of(draft.model): draft for draft in drafts}
+    if len(found) < len(drafts):
+        names = ", ".join(draft.name for draft in drafts)
+        raise ValueError(f"two drafts are of one kind, and a comparison has one of each: {names}")
+    return found
 
 
 def _longest(base: Base, texts: Sequence[Text], options: CompareOptions) -> int:

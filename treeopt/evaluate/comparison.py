@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from treeopt.defaults import HEADS, HEADS_NGRAM, LEARN_SIZES, MODEL, MODEL_NGRAM, NGRAM, STEP_SIZES
+from treeopt.defaults import DRAFT_KINDS, HEADS, HEADS_NGRAM, LEARN_SIZES, NGRAM, STEP_SIZES
 from treeopt.drafting.learn import Learning
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.evaluate.baselines import Metrics, Spread
@@ -22,12 +22,12 @@ from treeopt.texts.prompts import GivenPrompts, Prompt, PromptSet, Skipped
 
 T = TypeVar("T")
 
-MC_SIM, MEDUSA = "mc_sim_7b_63", "medusa"
+MC_SIM, MEDUSA, EAGLE2 = "mc_sim_7b_63", "medusa", "eagle2"
 FASTEST = ", fastest size"  # the end of the name of a method whose size is chosen by timed steps
 # What `--methods` takes. All but the first two are rows only where they are chosen.
 METHODS = (
     *("autoregressive", "generate", "lookup", "recycling", "assisted", MC_SIM, MEDUSA),
-    *(HEADS, HEADS_NGRAM, NGRAM, MODEL, MODEL_NGRAM),
+    *(HEADS, HEADS_NGRAM, NGRAM, EAGLE2, *(name for pair in DRAFT_KINDS.items() for name in pair)),
 )
 REFERENCES = METHODS[:2]
 

@@ -1,8 +1,8 @@
 """Learn a drafter, measure its trees, and recommend one, in one call."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from treeopt.evaluate.profile import TimedStep, prefilled, timed_rule, timed_tok
 from treeopt.facts import Column, Fact, Part, Table, milliseconds, picked
 from treeopt.models.base import DTYPES, Base
 from treeopt.models.compatibility import heads_like
+from treeopt.models.draft_module import DraftModule, draft_reads, over_tokens
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.head_files import LoadedHeads
 from treeopt.optimize.budget import fastest
@@ -36,6 +37,7 @@ from treeopt.texts.prompts import GivenPrompts, skipped_text
 from treeopt.tree import Tree
 
 NONE = "none"  # the kind of the tree of the root alone: plain decoding
+ALL_TEXTS = "all"  # beside categories
 _DEPTHS = (1, 2, 3, 4)  # of static trees of a draft model, beside those of any depth: each level costs it a forward
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40  # of timed steps, beside the first, which is not counted
 _SAMPLED = 16  # answers by which the acceptance rate under sampling is estimated
@@ -153,6 +155,8 @@ class LearnedDrafter:
         run: the calibration, each text traced by a drafter that was learned without it, and the folds' drafters.
         chains: with a draft model, what Leviathan's formulas say of chains, and replay; its cost ratio is measured.
         sampled_alpha: with a draft model, its acceptance rate under sampling at temperature 1, along some answers.
+        outside: with a module whose vocabulary is a part of the base's, the share of the answers' tokens that it does
+            not have, of all texts (`ALL_TEXTS`) and by category: no level drafts them without an n-gram table.
     """
 
     drafter: Drafter
@@ -160,6 +164,7 @@ class LearnedDrafter:
     run: CalibrationRun
     chains: ChainPrediction | None = None
     sampled_alpha: float | None = None
+    outside: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def recommended(self) -> PlanFigures:
@@ -192,6 +197,10 @@ def learned_parts(found: LearnedDrafter) -> Iterator[Part]:
         chains = picked(found.chains, "alpha", "best_drafts", "best_replayed_drafts", "chains")
         more = {"cost_ratio": found.chains.cost, "alpha_sampled": found.sampled_alpha}
         yield Fact(None, {**chains, **more}, key="chains")
+    if found.outside:
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in found.outside.items())
+        yield f"tokens of the answers outside the draft vocabulary, which only an n-gram table drafts: {shares}"
+        yield Fact(None, dict(found.outside), key="outside_draft_vocabulary")
     yield skipped_text(found.run.skipped)
 
 
@@ -299,7 +308,7 @@ def learn_drafter(
     timing = {"dtype": best.dtype, "threads": torch.get_num_threads(), **({"compiled": True} if best.compiled else {})}
     source = {**run.learned.drafter.source, PLAN: timing}
     drafter = dataclasses.replace(run.learned.drafter, plan=best.plan, source=source)
-    return LearnedDrafter(drafter, tuple(figures), run, chains, alpha)
+    return LearnedDrafter(drafter, tuple(figures), run, chains, alpha, outside_shares(draft, run.texts))
 
 
 def _decoders(
@@ -318,18 +327,36 @@ def _check_sizes(sizes: Sequence[int]) -> None:
         raise ValueError(f"sizes {list(sizes)}: at most {STEP_SIZES[-1]} nodes")
 
 
+def outside_shares(draft: Base | None, texts: Sequence[Text]) -> dict[str, float]:
+    """The share of the answers' tokens that a module's vocabulary lacks, of all texts and by category; else empty."""
+    tokens = draft.model.token_map if draft is not None and isinstance(draft.model, DraftModule) else None
+    if draft is None or tokens is None or len(tokens) == draft.model.base_vocab_size:
+        return {}
+    known = set(tokens.tolist())
+    lacking: dict[str, list[bool]] = {ALL_TEXTS: []}
+    for text in texts:
+        found = [token not in known for token in text.answer]
+        lacking[ALL_TEXTS] += found
+        if text.category:
+            lacking.setdefault(text.category, []).extend(found)
+    return {name: sum(part) / max(1, len(part)) for name, part in lacking.items()}
+
+
 @torch.inference_mode()
 def _sampled_alpha(base: Base, draft: Base, texts: Sequence[Text]) -> float:
     """The mean of sum_x min(p, q) over the tokens of the answers, p of the base and q of the draft model."""
-    shares, tokens = 0.0, 0
+    shares, tokens, module = 0.0, 0, draft.model if isinstance(draft.model, DraftModule) else None
     for text in texts:
-        ids = torch.tensor([[*text.prompt, *text.answer[:-1]]])
-        inside = ids.clamp(max=draft.vocab_size - 1)[:, -draft.context :]
-        keep = min(len(text.answer), inside.shape[1])
-        p = base.forward(ids.to(base.device), use_cache=False, logits_to_keep=keep)[0][0].float().softmax(-1)
-        q = draft.forward(inside.to(draft.device), use_cache=False, logits_to_keep=keep)[0][0].float()
-        q = q[:, : base.vocab_size].softmax(-1)
-        q = torch.nn.functional.pad(q, (0, base.vocab_size - q.shape[1]))
-        shares += keep * sampled_acceptance(p.numpy(force=True), q.numpy(force=True))
+        ids = torch.tensor([[*text.prompt, *text.answer[:-1]]], device=base.device)
+        inside = ids if module else ids.clamp(max=draft.vocab_size - 1)[:, -draft.context :].to(draft.device)
+        keep = min(len(text.answer), inside.shape[1] - (module is not None))
+        if not keep:
+            continue
+        p, states = base.reading(draft_reads(draft.model)).forward(ids, use_cache=False, logits_to_keep=keep)
+        rows = inside[:, 1:] if module else inside
+        hidden = {"hidden": module.states(states[:, :-1])} if module else {}
+        q = draft.forward(rows, use_cache=False, logits_to_keep=keep, **hidden)[0][0].float()
+        q = over_tokens(q, draft.model, base.vocab_size).softmax(-1)
+        shares += keep * sampled_acceptance(p[0].float().softmax(-1).numpy(force=True), q.numpy(force=True))
         tokens += keep
-    return shares / tokens
+    return shares / max(1, tokens)

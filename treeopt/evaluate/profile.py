@@ -36,7 +36,7 @@ from treeopt.defaults import (
     STEP_SIZES,
 )
 from treeopt.drafter import UNTRAINED_TOP, Drafter
-from treeopt.drafting.interface import Drafts
+from treeopt.drafting.interface import Drafts, reads_of
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.ngram import check_drafter
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts, counted, memory_as_error
@@ -362,6 +362,8 @@ class TimedStep:
         self.decoder = decoder
         texts = [[*text, root] for text, root in zip(prompts.tolist(), cached.roots, strict=True)]
         drafting = decoder.trees.start(texts)
+        if reads_of(decoder.trees):  # the last state for every token: a step takes as long whatever is read
+            drafting.read([one.expand(len(text) - 1, -1) for one, text in zip(cached.hidden, texts, strict=True)])
         self.rows = Rows(cached.session, drafting, cached.roots, cached.root, cached.hidden, None, None)
         self._start = self.rows.mark()
         self._context = max(cached.session.lengths)

@@ -8,8 +8,17 @@ from itertools import groupby
 from pathlib import Path
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import HEADS, MODEL
-from treeopt.engines import ANY_DRAFT, EAGLE_DRAFT, ENGINES, HEADS_DRAFT, HYDRA_DRAFT, MODEL_DRAFT, Engine
+from treeopt.defaults import EAGLE, HEADS, MODEL
+from treeopt.engines import (
+    ANY_DRAFT,
+    EAGLE_DRAFT,
+    ENGINES,
+    HEADS_DRAFT,
+    HYDRA_DRAFT,
+    MODEL_DRAFT,
+    Engine,
+    SettingsEngine,
+)
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts
 from treeopt.export.growmaps import shown
 from treeopt.facts import Fact, Part, picked
@@ -26,7 +35,8 @@ DRAFT_ROWS, EXPANDED_FIRST = "draft-rows", "expanded-first"  # rules of EAGLE-1 
 _SHOWN = 3  # paths of one finding
 # Drafts that depend on the tokens of the path above.
 _OF_MODEL = {MODEL_DRAFT: "a draft model", EAGLE_DRAFT: "an EAGLE head", HYDRA_DRAFT: "grounded Hydra heads"}
-_SAME = {HEADS: HEADS_DRAFT, MODEL: MODEL_DRAFT}  # drafter of a tree -> engines that draft alike
+_SAME = {HEADS: HEADS_DRAFT, MODEL: MODEL_DRAFT, EAGLE: EAGLE_DRAFT}  # drafter of a tree -> engines that draft alike
+_RANKS_OF = {HEADS: "heads", MODEL: "a draft model", EAGLE: "an EAGLE head"}
 
 
 @dataclass(frozen=True)
@@ -161,7 +171,7 @@ def _drafter(tree: Tree, engine: Engine) -> Iterator[Finding]:
     of_model, severity = engine.drafts in _OF_MODEL, WARNING
     if kind in _SAME and of_model:
         drafts = _OF_MODEL[engine.drafts]
-        what = f"the ranks are of {'heads' if kind == HEADS else 'a draft model'}, and the engine drafts with {drafts}"
+        what = f"the ranks are of {_RANKS_OF[kind]}, and the engine drafts with {drafts}"
         why = (
             "the engine reads the paths correctly, but they were not built for its drafts: expected figures do not hold"
         )
@@ -188,6 +198,15 @@ def drafter_name(drafter_id: str, file: str | None) -> str:
         return ""
     drafter = load_drafter(file)
     return drafter.name if drafter.id == drafter_id else ""
+
+
+def engine_method(known: SettingsEngine, name: str, calibration: Calibration | None) -> str:
+    """The engine's name of a calibration's drafter; of EAGLE that of EAGLE-3, unless the head is older."""
+    found = [one for one, how in known.methods.items() if name and how.drafts == name]
+    if name == EAGLE and calibration is not None and calibration.provenance.drafter:
+        older = str(load_drafter(calibration.provenance.drafter).source.get("draft_layout", "")).startswith("EAGLE (")
+        found.sort(key=lambda one: one.endswith("3") is older)
+    return found[0] if found else ""
 
 
 def _expanded_later(tree: Tree) -> list[RankPath]:

@@ -29,7 +29,7 @@ from treeopt.engines import (
 )
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts, counted
 from treeopt.export.draft_config import DraftConfig
-from treeopt.export.lint import drafter_name
+from treeopt.export.lint import drafter_name, engine_method
 from treeopt.facts import Fact, picked
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, check_priced
@@ -235,7 +235,7 @@ def engine_settings(
         raise ValueError("settings need a calibration, or what an engine measured")
     if drafts is not None and drafts >= len(chains):
         raise _too_long(drafts, len(chains) - 1, calibration)
-    method = method or next((one for one, how in known.methods.items() if name and how.drafts == name), "")
+    method = method or engine_method(known, name, calibration)
     how = known.methods.get(method, EngineMethod("", by_batch=True, model=False))
     given = _EngineInput(calibration, profile, drafts, nodes, chains, method, how, draft if method == "mtp" else None)
     found = dataclasses.replace(SETTINGS_OF[engine](given), engine=engine, chains=chains)

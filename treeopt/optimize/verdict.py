@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import CHAIN, KINDS, MAX_NODES, MODEL, MODEL_NGRAM, NODES, NONE, ONE_NODE, PATH_TOKENS, STEP_SIZES
+from treeopt.defaults import CHAIN, KINDS, MAX_NODES, NODES, NONE, ONE_NODE, PATH_TOKENS, STEP_SIZES, WITH_DRAFT
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyProfile, unmeasured
 from treeopt.optimize.auto_drafter import profile_doubts
@@ -352,8 +352,8 @@ def _doubts(priced: Mapping[str, LatencyProfile], places: Sequence[Place]) -> It
     for place in places:
         yield from profile_doubts([*priced.values()], *place)
     chains = priced.get(CHAIN)
-    if chains is not None and chains.kind == KINDS[0] and chains.provenance.get("drafter_name") in (MODEL, MODEL_NGRAM):
+    if chains is not None and chains.kind == KINDS[0] and chains.provenance.get("drafter_name") in WITH_DRAFT:
         yield (
-            "chains are priced as trees of as many nodes, which have fewer levels, and a draft model runs once a level:"
+            "chains are priced as trees of as many nodes, which have fewer levels, and a draft runs once a level:"
             " they are slower than shown; treeopt profile --kind chain measures them"
         )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.defaults import MODEL, MODEL_NGRAM, ONE_NODE
+from treeopt.defaults import ONE_NODE, WITH_DRAFT
 from treeopt.facts import Fact, Part, picked
 from treeopt.latency import LatencyProfile
 from treeopt.plan.devices import BYTES
@@ -90,9 +90,9 @@ def check_fittable(source: Mapping[str, Any], file: str) -> None:
         (source.get("modelled"), "was modelled", "the model is fitted to measured steps"),
         (not source.get("model"), "names no model", "the model is fitted to measured steps of a known shape"),
         (
-            source.get("drafter_name") in (MODEL, MODEL_NGRAM),
-            "is of a draft model",
-            "the shape of the draft model, whose forwards the steps contain, is not in it",
+            source.get("drafter_name") in WITH_DRAFT,
+            "is of a draft model or module",
+            "the shape of the draft, whose forwards the steps contain, is not in it",
         ),
         (
             dtype not in BYTES,

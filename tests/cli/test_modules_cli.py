@@ -1,0 +1,103 @@
+"""EAGLE heads and MTP layers by `--draft`: learn, validate, generate, export and compare, and the refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from looped import looped
+from program import error_of, treeopt, treeopt_json
+
+from treeopt.files.bundled import pocket_eagle3
+from treeopt.files.drafters import load_drafter
+
+FEW = ("--prompts", "pocket", "--limit", "5", "--max-new-tokens", "16")
+OTHERS = ("--prompts", "pocket", "--skip", "6", "--limit", "3", "--max-new-tokens", "16")
+HEAD = ("--draft", "pocket-eagle3")
+DEVICE = ("--model", "llama-3-8b", "--device-preset", "a100-80gb-pcie")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what was learned with the built-in head."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        treeopt("learn", *HEAD, *FEW, "--nodes", "6", "-o", "eagle.safetensors")
+        treeopt("calibrate", *HEAD, *FEW, "--drafter", "eagle+ngram", "--learn-tokens", "300", "--kind", "dynamic")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(made)
+
+
+def test_kind_is_read_from_the_files() -> None:
+    """`--draft` of an EAGLE head makes the drafter `eagle`, whose file names the head and its layout."""
+    drafter = load_drafter("eagle.safetensors")
+    assert drafter.name == drafter.draft_kind == "eagle"
+    assert drafter.source["draft"] == "pocket-eagle3"
+    assert drafter.source["draft_layout"] == "EAGLE-3 (SpecForge)"
+    assert load_drafter("calibration.drafter.safetensors").name == "eagle+ngram"
+
+
+def test_predicted_is_measured() -> None:
+    """Static and per-step trees, with and without the n-gram table: lossless, in the predicted steps."""
+    treeopt("build", "--nodes", "12", "-o", "static.yaml")
+    treeopt("build", "--nodes", "12", "--kind", "dynamic", "-o", "dynamic.yaml")
+    for plan in (("--drafter", "eagle.safetensors"), ("--tree", "static.yaml"), ("--tree", "dynamic.yaml")):
+        found = treeopt_json("validate", *plan, *OTHERS)
+        assert found["lossless"]
+        assert found["tokens_per_step"] == found["predicted_tokens_per_step"]
+    assert found["tokens_per_step"] > 1.5
+    drafted = treeopt_json("generate", "import os", "--tree", "static.yaml", "--max-new-tokens", "16")
+    plain = treeopt_json("generate", "import os", "--model", "pocket", "--max-new-tokens", "16")
+    assert drafted["tokens"] == plain["tokens"]
+
+
+def test_what_is_found_is_printed() -> None:
+    """The line of the draft has its layout and the states that it reads."""
+    result = treeopt("generate", "import os", "--drafter", "eagle.safetensors", "--max-new-tokens", "4")
+    assert "pocket-eagle3  EAGLE-3 (SpecForge), reads the states 1 3 4 of the base" in result.stderr
+
+
+@looped(
+    ("engine", "method"), [("vllm", "eagle3"), ("sglang", "EAGLE3"), ("trtllm", "Eagle3"), ("llamacpp", "draft-eagle3")]
+)
+def test_engines_get_the_method_of_eagle3(engine: str, method: str) -> None:
+    """The method is that of the head's layout."""
+    treeopt("calibrate", *HEAD, *FEW, "-o", "alone.safetensors", "--force")
+    printed = treeopt("export", "--for", engine, "--calibration", "alone.safetensors", "--chain-length", "3").output
+    assert method in printed
+    assert "the figures do not hold" not in printed
+
+
+@looped(
+    ("arguments", "said"),
+    [
+        (("learn", *HEAD, "--drafter", "model"), "is for --drafter eagle or eagle+ngram"),
+        (("learn", "--draft", "pocket-draft", "--drafter", "eagle"), "is for --drafter model or model+ngram"),
+        (("learn", "--drafter", "eagle"), "needs --draft, an EAGLE head of the base"),
+        (("learn", "--drafter", "mtp+ngram"), "needs --draft, which is mtp for the layer"),
+        (("compare", *HEAD, *HEAD), "twice for one kind"),
+    ],
+)
+def test_wrong_options(arguments: tuple[str, ...], said: str) -> None:
+    """Options that do not belong together are one usage error."""
+    result = treeopt(*arguments, *FEW, status=2)
+    assert said in " ".join(result.stderr.split())
+
+
+@looped(
+    ("arguments", "number"),
+    [
+        (("learn", "--draft", "mtp", *FEW), "E216"),
+        (("learn", "--draft", "missing/", *FEW), "E201"),
+        (("plan", *DEVICE, "--draft", "pocket-eagle3", "--levels", "3"), "E240"),
+        (("heads", "show", "HEAD"), "E211"),
+    ],
+)
+def test_refusals(arguments: tuple[str, ...], number: str) -> None:
+    """An MTP layer that is not there, a folder that is not, and an EAGLE head where heads or a model are wanted."""
+    error_of(number, *(str(pocket_eagle3()) if word == "HEAD" else word for word in arguments))

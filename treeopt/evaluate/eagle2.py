@@ -1,0 +1,70 @@
+"""EAGLE-2's trees from the drafts of any drafter that runs level by level, as engines make them (arXiv:2406.16858).
+
+At each level the k likeliest nodes of the level become parents, by the product of the drafter's own probabilities, and
+each of them has k children; of all nodes the N - 1 likeliest are verified. Depth and k are the best of a grid, by
+replay over the texts that other methods learn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from treeopt.calibrate.pipeline import as_calibration
+from treeopt.calibration import Calibration, Provenance
+from treeopt.drafter import Drafter
+from treeopt.drafting.model import ModelProposer
+from treeopt.drafting.plans import proposer_for
+from treeopt.drafting.trace import TextTraces, trace_texts
+from treeopt.models.base import Base
+from treeopt.models.draft_module import kind_of
+from treeopt.optimize.per_step import build_policy, replay_policy
+from treeopt.policy import TreePolicy
+from treeopt.progress import Progress
+from treeopt.texts.encode import Text
+from treeopt.traces import MAX_RANKS
+
+DEPTHS, TOP_KS = (4, 6, 8), (4, 8, 10)  # of the grid; published: depths 5 to 7, k 8 and 10; ours are up to 8 deep
+_BATCH = 4  # texts of a forward
+_KNOWN = 256  # tokens of a node whose probabilities are normalised: all others have next to none
+
+
+def eagle2_drafter(base: Base, draft: Base, depth: int, top_k: int) -> ModelProposer:
+    """The drafter whose per-step trees are EAGLE-2's."""
+    known = min(_KNOWN, draft.vocab_size)
+    record = Drafter.model_only(depth, known, draft.fingerprint, kind_of(draft.model))
+    proposer = proposer_for(base, None, record, draft)
+    assert isinstance(proposer, ModelProposer)
+    proposer.beam = top_k
+    return proposer
+
+
+def eagle2_traces(base: Base, draft: Base, texts: Sequence[Text], depth: int, top_k: int) -> Calibration:
+    """Traces of EAGLE-2's trees of any size on texts."""
+    proposer = eagle2_drafter(base, draft, depth, top_k)
+    traced: list[TextTraces] = []
+    for start in range(0, len(texts), _BATCH):
+        part = texts[start : start + _BATCH]
+        traced += trace_texts(base, [proposer] * len(part), part, min(MAX_RANKS, base.vocab_size), step_depth=depth)
+    provenance = Provenance("", "", "", "", {}, drafter_id=proposer.drafter.id)
+    return as_calibration(texts, traced, MAX_RANKS, provenance)
+
+
+def tokens_per_step(traces: Calibration, nodes: int) -> float:
+    """Of trees of N nodes, by replay."""
+    return replay_policy(build_policy(traces, nodes), traces).tokens_per_step
+
+
+def best_eagle2(
+    base: Base, draft: Base, texts: Sequence[Text], nodes: int, progress: Progress
+) -> tuple[ModelProposer, TreePolicy, str]:
+    """The drafter and policy of the best depth and k of the grid, and their numbers."""
+    grid = [(depth, top_k) for depth in DEPTHS for top_k in TOP_KS]
+    found = []
+    for number, (depth, top_k) in enumerate(grid):
+        found.append(tokens_per_step(eagle2_traces(base, draft, texts, depth, top_k), nodes))
+        progress(number + 1, len(grid), f"depth {depth}, top-k {top_k}: {found[-1]:.3f} tokens per step")
+    depth, top_k = grid[int(np.argmax(found))]
+    drafter = eagle2_drafter(base, draft, depth, top_k)
+    return drafter, TreePolicy(nodes, depth, drafter.drafter.id), f"depth {depth}, top-k {top_k}"
