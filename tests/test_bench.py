@@ -61,7 +61,9 @@ CALLS = {
     "lossless": ["", "--case 7", "--families paths --case 7"],
     "make_hybrid": [],  # tests/test_making.py, as the next three
     "make_pocket": [],
+    "make_module": [],
     "make_pocket_draft": [],
+    "modules": ["--model pocket --shared {shared}", "--model tinystories --shared {shared}"],
     "make_tinystories": [],
     "medusa2": ["--model pocket", "--shared {shared}"],
     "memory": ["stages", "stages --drafter heads+ngram --temperature 0.7", "vocabulary"],

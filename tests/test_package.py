@@ -66,7 +66,12 @@ def test_setup_cfg_names_every_package() -> None:
         for kind in ("trees", "calibration")
         for path in [ROOT_FOLDER / kind, *(p for p in (ROOT_FOLDER / kind).rglob("*") if p.is_dir())]
     }
-    built_in = {"treeopt.data.pocket", "treeopt.data.pocket.heads", "treeopt.data.pocket-draft"}
+    built_in = {
+        "treeopt.data.pocket",
+        "treeopt.data.pocket.heads",
+        "treeopt.data.pocket-draft",
+        "treeopt.data.pocket-eagle3",
+    }
     assert listed == code | data | built_in
 
 
@@ -75,7 +80,15 @@ def test_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
     """The wheel, installed elsewhere, finds its data and adds one top-level name."""
     source = tmp_path / "source"  # built from a copy: building leaves files behind
     left_out = shutil.ignore_patterns(
-        ".*", "__pycache__", "*.egg-info", "build", "dist", "demo", "pocket-made", "pocket-draft-made"
+        ".*",
+        "__pycache__",
+        "*.egg-info",
+        "build",
+        "dist",
+        "demo",
+        "pocket-made",
+        "pocket-draft-made",
+        "pocket-eagle3-made",
     )
     shutil.copytree(ROOT_FOLDER, source, ignore=left_out)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
