@@ -27,6 +27,7 @@ PAGES = (
     "trees/README.md",
     "treeopt/data/pocket/README.md",
     "treeopt/data/pocket-draft/README.md",
+    "treeopt/data/pocket-eagle3/README.md",
 )
 
 

@@ -33,7 +33,7 @@ from test_readme import DEVELOPER_PAGES, PAGES, treeopt_lines
 
 from treeopt.cli import demo_command
 from treeopt.cli.app import program
-from treeopt.files.bundled import pocket, pocket_draft, prompt_sets
+from treeopt.files.bundled import pocket, pocket_draft, pocket_eagle3, prompt_sets
 from treeopt.texts import prompts as prompts_module
 
 POCKET_PROMPTS = 40  # of the built-in prompts, in PROMPTS.jsonl and OTHERS.jsonl
@@ -67,6 +67,7 @@ STAND_INS = {
     "Qwen/Qwen3-8B": "MODEL",
     "HuggingFaceTB/SmolLM2-135M-Instruct": "MODEL",
     "FasterDecoding/medusa-vicuna-7b-v1.3": "HEADS",
+    "RedHatAI/Qwen3-8B-speculator.eagle3": "EAGLE",
     "build/smollm2": "MODEL",  # bench/smollm2.py makes it; tests/smollm2 runs the real one
 }
 PROMPT_SETS = ("alpaca_eval",)  # sets on the hub in whose place the prompts of pocket are read
@@ -138,6 +139,7 @@ def prepare(folder: Path) -> None:
     """Put into a folder what no command of a page makes."""
     (folder / "MODEL").symlink_to(pocket())
     (folder / "DRAFT").symlink_to(pocket_draft())
+    (folder / "EAGLE").symlink_to(pocket_eagle3())
     shutil.copytree(pocket() / "heads", folder / "HEADS")
     config = json.loads((folder / "HEADS" / "config.json").read_text())
     (folder / "HEADS" / "config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(pocket())}))
