@@ -31,7 +31,6 @@ import numpy as np
 import torch
 from timing import add_tiny, machine
 
-import treeopt.drafting.fit
 import treeopt.drafting.learn
 import treeopt.drafting.trace
 from treeopt.calibrate.pipeline import as_calibration
@@ -132,8 +131,7 @@ def main() -> None:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(NgramCounts.table.__kwdefaults__, limits))
         once = kept_states()
-        for module in (treeopt.drafting.fit, treeopt.drafting.trace):
-            stack.enter_context(mock.patch.object(module, "hidden_states", once))
+        stack.enter_context(mock.patch.object(treeopt.drafting.trace, "hidden_states", once))
         if heads is not None:
             report_medusa(base, heads, texts, options)
         for tokens in options.tokens:
