@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hostile_seeds import EAGLE
 from mtp_checkpoints import write
 from naive_modules import random_state
 from safetensors.torch import save_file
@@ -20,20 +21,7 @@ from treeopt.models.draft_files import kind_in_files, load_draft
 from treeopt.models.given import as_draft
 
 VOCAB, WIDTH, LAYERS = 40, 16, 2
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "model_type": "llama",
-    "vocab_size": VOCAB,
-    "draft_vocab_size": 24,
-    "hidden_size": WIDTH,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "rms_norm_eps": 1e-5,
-    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 0, 1]},
-}
+CONFIG: dict[str, Any] = {**EAGLE, "vocab_size": VOCAB, "draft_vocab_size": 24}
 State = dict[str, torch.Tensor]
 
 

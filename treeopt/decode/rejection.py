@@ -89,7 +89,7 @@ class DrawnChain:
 
     def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
         assert isinstance(self._proposer, ModelProposer)
-        made = _DrawnModule if isinstance(self._proposer, ModuleProposer) else _DrawnModel
+        made = _DrawnModule if isinstance(self._proposer, ModuleProposer) else _Drawn
         return made(self._proposer, texts, self._rule)
 
     def draft(self, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
@@ -127,9 +127,5 @@ class _Drawn(ModelSession):
         return torch.stack(tokens, 1), torch.stack(drawn_from, 1)
 
 
-class _DrawnModel(_Drawn):
-    pass
-
-
 class _DrawnModule(_Drawn, ModuleSession):
-    pass
+    """The same with a draft module, by the order of its base classes."""
