@@ -132,7 +132,7 @@ def _small_base() -> Base:
     return tiny_base("llama", 1, vocab_size=seeds.EAGLE["vocab_size"], hidden_size=seeds.EAGLE["hidden_size"])
 
 
-def _eagle_head(path: Path) -> object:
+def _draft_module(path: Path) -> object:
     return load_draft(str(path.parent), _small_base())
 
 
@@ -252,7 +252,7 @@ READERS: dict[str, Reader] = {
         lambda folder: (folder / "config.json").write_bytes(seeds.heads_configs()[1]),
     ),
     "EAGLE head": Reader(
-        _eagle_head,
+        _draft_module,
         "model.safetensors",
         seeds.eagle_heads,
         damage_tensors,
@@ -260,12 +260,28 @@ READERS: dict[str, Reader] = {
         lambda folder: (folder / "config.json").write_bytes(seeds.eagle_configs()[0]),
     ),
     "config of an EAGLE head": Reader(
-        _eagle_head,
+        _draft_module,
         "config.json",
         seeds.eagle_configs,
         damage_json,
         (),
         lambda folder: (folder / "model.safetensors").write_bytes(seeds.eagle_heads()[0]),
+    ),
+    "block drafter": Reader(
+        _draft_module,
+        "model.safetensors",
+        seeds.block_drafters,
+        damage_tensors,
+        (),
+        lambda folder: (folder / "config.json").write_bytes(seeds.block_configs()[0]),
+    ),
+    "config of a block drafter": Reader(
+        _draft_module,
+        "config.json",
+        seeds.block_configs,
+        damage_json,
+        (),
+        lambda folder: (folder / "model.safetensors").write_bytes(seeds.block_drafters()[0]),
     ),
     "heads (.pt)": Reader(_heads, "medusa_lm_head.pt", seeds.heads_pt, damage_zip, ()),
     "config of heads": Reader(_heads, "config.json", seeds.heads_configs, damage_json, ("read_config",), _with_weights),

@@ -16,6 +16,7 @@ import numpy as np
 import safetensors.torch
 import torch
 from helpers import make_calibration
+from naive_blocks import random_state as random_block
 from naive_modules import random_state
 from report_pages import COMPARISON, DECODING, VALIDATION
 
@@ -290,6 +291,29 @@ def eagle_configs() -> list[bytes]:
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 1, 2], "norm_before_residual": True, "target_hidden_size": 16}
     verifier = {"verifier": {"name_or_path": "tiny-llama"}}
     return [_json(EAGLE), _json({**kept, **ids, "speculators_config": verifier, "norm_output": True})]
+
+
+_OF_LAYERS = {name: value for name, value in EAGLE.items() if name not in ("draft_vocab_size", "eagle_config")}
+DFLASH: dict[str, Any] = {
+    **_OF_LAYERS,
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "num_hidden_layers": 2,
+    "block_size": 4,
+    "dflash_config": {"mask_token_id": 23, "target_layer_ids": [0, 1]},
+}
+
+
+def block_drafters() -> list[bytes]:
+    """A DFlash drafter in the layout of z-lab."""
+    return [safetensors.torch.save(random_block("dflash", DFLASH, 1))]
+
+
+def block_configs() -> list[bytes]:
+    """Configs of it: of z-lab, and of speculators."""
+    ids = {"aux_hidden_state_layer_ids": [1, 2], "mask_token_id": 23, "block_size": 4}
+    inner = {"transformer_layer_config": {**_OF_LAYERS, "model_type": "qwen3", "num_hidden_layers": 2}}
+    return [_json(DFLASH), _json({"speculators_model_type": "dflash", **ids, **inner})]
 
 
 @functools.cache

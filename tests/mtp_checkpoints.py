@@ -68,19 +68,22 @@ def configs() -> dict[str, PreTrainedConfig]:
     }
 
 
-def write(folder: Path, family: str, seed: int = 0) -> None:
-    """Save a base model of random weights with its MTP layer, under the names that the family publishes."""
+def write(folder: Path, family: str, seed: int = 0, count: int = 1) -> None:
+    """Save a base model of random weights with its MTP layers, under the names that the family publishes."""
     config = configs()[family]
+    setattr(config, "mtp_num_hidden_layers" if family.startswith("qwen3") else "num_nextn_predict_layers", count)
     layers = config.num_hidden_layers
     state = _weights(config, folder, seed)
     more = copy.deepcopy(config)
-    more.num_hidden_layers = layers + 1
+    more.num_hidden_layers = layers + count
     for key in ("layer_types", "mlp_layer_types"):
         if kinds := getattr(config, key, None):
-            setattr(more, key, [*kinds, "full_attention" if key == "layer_types" else kinds[-1]])
-    last = _weights(more, folder / "more", seed + 1)
-    layer = {key.split(f"layers.{layers}.")[1]: one for key, one in last.items() if f"layers.{layers}." in key}
-    state |= _published(family, layers, layer, state, torch.Generator().manual_seed(seed))
+            setattr(more, key, [*kinds, *["full_attention" if key == "layer_types" else kinds[-1]] * count])
+    last, chance = _weights(more, folder / "more", seed + 1), torch.Generator().manual_seed(seed)
+    for number in range(count):
+        place = f"layers.{layers + number}."
+        layer = {key.split(place)[1]: one for key, one in last.items() if place in key}
+        state |= _published(family, layers, number, layer, state, chance)
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -113,16 +116,21 @@ def _unfused(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def _published(
-    family: str, layers: int, layer: dict[str, Tensor], state: dict[str, Tensor], chance: torch.Generator
+    family: str,
+    layers: int,
+    number: int,
+    layer: dict[str, Tensor],
+    state: dict[str, Tensor],
+    chance: torch.Generator,
 ) -> dict[str, Tensor]:
-    """The MTP tensors by their published names."""
+    """The tensors of an MTP layer by their published names."""
 
     def norm(center: float = 1.0) -> Tensor:
         return center + 0.1 * torch.randn(WIDTH, generator=chance)
 
     project = 0.2 * torch.randn(WIDTH, 2 * WIDTH, generator=chance)
     if family in ("deepseek_v3", "glm4_moe"):
-        place = f"model.layers.{layers}."
+        place = f"model.layers.{layers + number}."
         return {
             **{place + key: one for key, one in layer.items()},
             f"{place}enorm.weight": norm(),
@@ -133,7 +141,7 @@ def _published(
             f"{place}embed_tokens.weight": state["model.embed_tokens.weight"].clone(),
         }
     if family == "mimo":
-        place = "model.mtp_layers.0."
+        place = f"model.mtp_layers.{number}."
         return {
             **{place + key: one for key, one in layer.items()},
             f"{place}token_layernorm.weight": norm(),
@@ -143,7 +151,7 @@ def _published(
         }
     center = 0.0 if family.startswith("qwen3") else 1.0  # their norms multiply by 1 + w
     return {
-        **{f"mtp.layers.0.{key}": one for key, one in layer.items()},
+        **{f"mtp.layers.{number}.{key}": one for key, one in layer.items()},
         "mtp.pre_fc_norm_embedding.weight": norm(center),
         "mtp.pre_fc_norm_hidden.weight": norm(center),
         "mtp.fc.weight": project,

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import json
+from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import LlamaConfig
+from safetensors.torch import save_file
+from transformers import LlamaConfig, Qwen3Config
 
-from treeopt.defaults import EAGLE, MTP
+from treeopt.defaults import BLOCK, EAGLE, MTP
 from treeopt.drafter import Drafter
 from treeopt.models.base import Base
+from treeopt.models.block_module import BlockModule, BlockWiring
 from treeopt.models.draft_files import beside
 from treeopt.models.draft_layouts import mtp_layout
-from treeopt.models.draft_module import DraftModule, Wiring
+from treeopt.models.draft_module import OWN, DraftModule, StateModule, Wiring
 
 _FAR = 512  # positions
 
@@ -22,11 +28,25 @@ def tiny_module(
 ) -> Base:
     """A random module for a base: an EAGLE-3 head with so many tokens (0: all), an EAGLE-1 head, or an MTP layer.
 
-    `kind` is `eagle3`, `eagle1` or `mtp`, which has the base's own decoder layer.
+    `kind` is `eagle3`, `eagle1`, `mtp` or `mtp3`, one or three of the base's decoder layers, or `block` or `causal`,
+    a block drafter of two layers and five rows.
     """
     text = base.model.config.get_text_config()
     width, layers = text.hidden_size, text.num_hidden_layers
-    if kind == MTP:
+    made: Any = DraftModule
+    wiring: Any
+    if kind in (BLOCK, "causal"):
+        sizes = {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "max_position_embeddings": positions,
+        }
+        config = Qwen3Config(hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, **sizes)
+        reads, mask = (1, layers), base.vocab_size - 1
+        wiring = BlockWiring("DFlash", reads, width, 5, mask, causal=kind == "causal", vocabulary=vocabulary)
+        made = BlockModule
+    elif kind.startswith(MTP):
         layout = mtp_layout({"fc.weight"}, base.model.config, width)
         config, wiring = layout.config, layout.wiring
     else:
@@ -47,7 +67,10 @@ def tiny_module(
     config._attn_implementation = base.model.config._attn_implementation
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        module = DraftModule(config, wiring, base.model.get_input_embeddings(), base.lm_head, base.vocab_size)
+        shared = base.model.get_input_embeddings(), base.lm_head, base.vocab_size
+        module = made(copy.deepcopy(config), wiring, *shared)
+        for _ in range(2 if kind == "mtp3" else 0):
+            module.append(DraftModule(copy.deepcopy(config), wiring, *shared))
         for weight in module.parameters():
             weight.data = torch.randn_like(weight) * spread + (weight.dim() == 1)
         if wiring.vocabulary:
@@ -55,7 +78,26 @@ def tiny_module(
     return beside(base, module, f"tiny-{kind}")
 
 
+def write_block(folder: Path, base: Base, seed: int = 3) -> None:
+    """A random block drafter for a base in z-lab's layout."""
+    module = tiny_module(base, BLOCK, seed, spread=0.05).model
+    assert isinstance(module, BlockModule)
+    folder.mkdir()
+    state = {key.removeprefix("decoder."): one for key, one in module.state_dict().items() if key not in OWN}
+    save_file({key: one.contiguous() for key, one in state.items()}, folder / "model.safetensors")
+    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    settings = {"mask_token_id": module.wiring.mask, "target_layer_ids": [one - 1 for one in module.wiring.reads]}
+    config = {
+        "architectures": ["DFlashDraftModel"],
+        "vocab_size": base.vocab_size,
+        "block_size": module.wiring.size,
+        "dflash_config": settings,
+        **{name: getattr(module.config, name) for name in (*sizes, "num_hidden_layers", "rms_norm_eps")},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def module_drafter(drafter: Drafter, draft: Base) -> Drafter:
     """A record of a draft model as one of a module."""
-    assert isinstance(draft.model, DraftModule)
+    assert isinstance(draft.model, StateModule)
     return dataclasses.replace(drafter, draft=draft.fingerprint, draft_kind=draft.model.wiring.kind)

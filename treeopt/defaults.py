@@ -9,7 +9,9 @@ HEADS, HEADS_NGRAM, NGRAM = "heads", "heads+ngram", "ngram"
 MODEL, MODEL_NGRAM = "model", "model+ngram"
 EAGLE, EAGLE_NGRAM = "eagle", "eagle+ngram"
 MTP, MTP_NGRAM = "mtp", "mtp+ngram"
-DRAFT_KINDS = {MODEL: MODEL_NGRAM, EAGLE: EAGLE_NGRAM, MTP: MTP_NGRAM}  # of `--draft`, without and with the table
+BLOCK, BLOCK_NGRAM = "block", "block+ngram"
+# Of `--draft`, without and with the table.
+DRAFT_KINDS = {MODEL: MODEL_NGRAM, EAGLE: EAGLE_NGRAM, MTP: MTP_NGRAM, BLOCK: BLOCK_NGRAM}
 WITH_DRAFT = (*DRAFT_KINDS, *DRAFT_KINDS.values())
 KINDS = ("static", "dynamic")  # of trees: one for all steps, or one chosen per step
 NONE, CHAIN = "none", "chain"  # of plans, beside `KINDS`

@@ -107,7 +107,7 @@ class Drafter:
         draft: id (`fingerprint`) of the draft model, whose logits after each node take the place of a head's; empty
             where there is none. H is then 0.
         plan: the tree or policy that is recommended for it; it names this drafter's id.
-        draft_kind: of `draft`: `model`, or a module that reads the base's states, `eagle` or `mtp`.
+        draft_kind: of `draft`: `model`, or one that reads the base's states, `eagle`, `mtp` or `block`.
 
     Raises:
         TreeoptError: E222 where a rule above is broken.

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from looped import looped
 from program import error_of, treeopt, treeopt_json
+from tiny_modules import write_block
 
 from treeopt.files.bundled import pocket_eagle3
 from treeopt.files.drafters import load_drafter
+from treeopt.models.base import load_base
 
 FEW = ("--prompts", "pocket", "--limit", "5", "--max-new-tokens", "16")
 OTHERS = ("--prompts", "pocket", "--skip", "6", "--limit", "3", "--max-new-tokens", "16")
@@ -23,7 +25,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        write_block(folder / "dflash", load_base("pocket", dtype="float32"))
         treeopt("learn", *HEAD, *FEW, "--nodes", "6", "-o", "eagle.safetensors")
+        block = ("--drafter", "block+ngram", "--learn-tokens", "300", "--nodes", "6")
+        treeopt("learn", "--draft", "dflash", *FEW, *block, "-o", "block.safetensors")
         treeopt("calibrate", *HEAD, *FEW, "--drafter", "eagle+ngram", "--learn-tokens", "300", "--kind", "dynamic")
     return folder
 
@@ -40,13 +45,17 @@ def test_kind_is_read_from_the_files() -> None:
     assert drafter.source["draft"] == "pocket-eagle3"
     assert drafter.source["draft_layout"] == "EAGLE-3 (SpecForge)"
     assert load_drafter("calibration.drafter.safetensors").name == "eagle+ngram"
+    block = load_drafter("block.safetensors")
+    assert (block.name, block.draft_kind, block.depth) == ("block+ngram", "block", 4)
+    assert block.source["draft_layout"] == "DFlash (z-lab)"
 
 
 def test_predicted_is_measured() -> None:
     """Static and per-step trees, with and without the n-gram table: lossless, in the predicted steps."""
     treeopt("build", "--nodes", "12", "-o", "static.yaml")
     treeopt("build", "--nodes", "12", "--kind", "dynamic", "-o", "dynamic.yaml")
-    for plan in (("--drafter", "eagle.safetensors"), ("--tree", "static.yaml"), ("--tree", "dynamic.yaml")):
+    drafters = (("--drafter", "block.safetensors"), ("--drafter", "eagle.safetensors"))
+    for plan in (*drafters, ("--tree", "static.yaml"), ("--tree", "dynamic.yaml")):
         found = treeopt_json("validate", *plan, *OTHERS)
         assert found["lossless"]
         assert found["tokens_per_step"] == found["predicted_tokens_per_step"]
@@ -54,6 +63,25 @@ def test_predicted_is_measured() -> None:
     drafted = treeopt_json("generate", "import os", "--tree", "static.yaml", "--max-new-tokens", "16")
     plain = treeopt_json("generate", "import os", "--model", "pocket", "--max-new-tokens", "16")
     assert drafted["tokens"] == plain["tokens"]
+
+
+def test_trees_of_ddtree_are_a_method() -> None:
+    """`compare` has a row of DDTree's trees beside those of the block drafter, without those of EAGLE-2."""
+    few = ("--test-limit", "1", "--learn-limit", "3", "--max-new-tokens", "8", "--methods", "block,ddtree,eagle2")
+    found = treeopt_json("compare", "--draft", "dflash", "--prompts", "pocket", *few)
+    rows = {row["method"]: row for row in found["rows"]}
+    assert rows["block, DDTree"]["lossless"]
+    assert rows["block, per step"]["lossless"]
+    assert "ddtree" in rows["eagle2"]["left_out"]
+    assert found["made_with"]["draft_id"]
+
+
+@looped(("engine", "method"), [("vllm", "dflash"), ("sglang", "DFLASH"), ("llamacpp", "draft-dflash")])
+def test_engines_get_the_method_of_blocks(engine: str, method: str) -> None:
+    """The method is that of the block drafter."""
+    treeopt("calibrate", "--draft", "dflash", *FEW, "-o", "block-alone.safetensors", "--force")
+    arguments = ("export", "--for", engine, "--calibration", "block-alone.safetensors", "--chain-length", "1")
+    assert method in treeopt(*arguments).output
 
 
 def test_what_is_found_is_printed() -> None:

@@ -38,7 +38,7 @@ from treeopt.tree import Tree
 NEW = 24
 VOCAB = 13  # so that two random models often agree
 DEPTH = 4
-KINDS = ("eagle3", "eagle1", "mtp")
+KINDS = ("eagle3", "eagle1", "mtp", "mtp3", "block", "causal")
 
 
 def drafter_of(draft: Base, seed: int = 0, *, ngram: bool = False) -> Drafter:
@@ -88,6 +88,10 @@ def check_plans(base: Base, draft: Base, seed: int, *, ngram: bool) -> None:
         ("eagle3", "llama", False),
         ("eagle1", "llama", True),
         ("mtp", "qwen3-mixed", False),
+        ("mtp3", "llama", True),
+        ("block", "llama", False),
+        ("block", "gemma2", True),
+        ("causal", "phi3", True),
     ),
 )
 def test_attention(case: tuple[str, str, bool]) -> None:
@@ -110,10 +114,11 @@ def test_recurrent(case: tuple[str, str]) -> None:
     check_plans(base, tiny_module(base, kind, 2), 3, ngram=False)
 
 
-def test_rows_that_end_and_rows_that_are_rewound() -> None:
+@pytest.mark.parametrize("kind", ["eagle3", "mtp3", "block"])
+def test_rows_that_end_and_rows_that_are_rewound(kind: str) -> None:
     """Rows end at different places, and steps after a rewind are those of before."""
     base = tiny_base("llama", 1, vocab_size=VOCAB)
-    draft = tiny_module(base, "eagle3", 2)
+    draft = tiny_module(base, kind, 2)
     texts = answered(base, prompts_of(4, 4, longest=30, vocab=VOCAB), NEW)
     prompts = [text.prompt for text in texts]
     drafter = drafter_of(draft, ngram=True)
@@ -130,10 +135,11 @@ def test_rows_that_end_and_rows_that_are_rewound() -> None:
     assert len({len(one.tokens) for one in batch}) > 1
 
 
-def test_a_schedule_that_begins_without_drafts() -> None:
+@pytest.mark.parametrize("kind", ["eagle3", "block"])
+def test_a_schedule_that_begins_without_drafts(kind: str) -> None:
     """The states of steps without drafts are read, too: later steps draft as if there had been no such steps."""
     base = tiny_base("llama", 1, vocab_size=VOCAB)
-    draft = tiny_module(base, "eagle3", 2)
+    draft = tiny_module(base, kind, 2)
     drafter = drafter_of(draft)
     [text] = answered(base, prompts_of(1, 1, longest=12, vocab=VOCAB), 2 * NEW)
     tree, begin = plans_of(drafter)[0], len(text.prompt) + 7
@@ -148,12 +154,13 @@ def test_a_schedule_that_begins_without_drafts() -> None:
     assert max(rest.step_lengths) > 1
 
 
-def test_sampled_texts() -> None:
+@pytest.mark.parametrize("kind", ["eagle3", "block"])
+def test_sampled_texts(kind: str) -> None:
     """Drafts of a tree are accepted by the base's draws, those drawn from the head by rejection: texts are sampled
     as without drafts.
     """
     base = small_base()
-    draft = tiny_module(base, "eagle3", 3, vocabulary=base.vocab_size - 1)
+    draft = tiny_module(base, kind, 3, vocabulary=base.vocab_size - 1)
     drafter = drafter_of(draft, 7)
     rule = Sample(temperature=1.3)
     tree = TreeDecoder(base, None, plans_of(drafter)[0], drafter=drafter, draft=draft, acceptance=rule, probe=False)
@@ -237,6 +244,14 @@ def test_modules_that_do_not_fit() -> None:
     assert isinstance(TreeDecoder(base, None, plan, drafter=drafter, draft=draft).trees.proposer, ModuleProposer)
 
 
+def test_states_that_a_base_does_not_give() -> None:
+    """As of LongCat, whose config counts its layers twice: one error names the state."""
+    base = tiny_base("llama", 1, vocab_size=VOCAB)
+    with pytest.raises(TreeoptError, match="reads state 9 of") as caught:
+        base.reading((1, 9)).forward(torch.tensor([[1, 2]]))
+    assert caught.value.code is Code.DRAFT_MISMATCH
+
+
 def test_inside_stock_generate() -> None:
     """`custom_generate` takes a module, from call to call, and gives the text of `generate`."""
     base = tiny_base("llama", 1, vocab_size=VOCAB)
@@ -278,7 +293,7 @@ def test_texts_beyond_the_positions_of_the_head() -> None:
     assert made[0] == made[1]
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "block"])
 def test_half_precision(kind: str) -> None:
     """On a base in bfloat16 a module drafts, and its rotary frequencies stay in float32."""
     base = tiny_base("llama", 1, vocab_size=VOCAB).in_dtype("bfloat16")
@@ -303,10 +318,11 @@ def test_tokens_outside_the_draft_vocabulary() -> None:
     assert outside_shares(tiny_module(base, "mtp", 2), texts) == outside_shares(None, texts) == {}
 
 
-def test_long_texts_are_run_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["eagle3", "mtp3", "block"])
+def test_long_texts_are_run_in_pieces(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of several pieces, of different lengths in a batch, in decoding and in tracing."""
     base = tiny_base("llama", 1, vocab_size=VOCAB)
-    draft = tiny_module(base, "eagle3", 2)
+    draft = tiny_module(base, kind, 2)
     drafter = drafter_of(draft)
     plan = plans_of(drafter)[2]
     texts = answered(base, prompts_of(1, 3, longest=40, vocab=VOCAB), NEW)

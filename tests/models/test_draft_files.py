@@ -12,7 +12,7 @@ import torch
 from hostile_seeds import EAGLE
 from mtp_checkpoints import write
 from naive_modules import random_state
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny import tiny_base
 
 from treeopt.errors import Code, TreeoptError
@@ -56,6 +56,40 @@ def test_a_head_from_both_formats(suffix: str, base: Base, tmp_path: Path) -> No
     again = as_draft(name, base)
     assert again is not None
     assert again.fingerprint == draft.fingerprint
+
+
+def test_a_head_of_other_weights_is_warned_of(base: Base, tmp_path: Path) -> None:
+    """Its config may name the base and the fingerprint of its weights, in any of our precisions."""
+    made_for = {"name": base.name, "fingerprint": base.in_dtype("bfloat16").fingerprint}
+    assert load_draft(head(tmp_path / "same", base=made_for), base).notes == ()
+    [note] = load_draft(head(tmp_path / "other", base={**made_for, "fingerprint": "0" * 16}), base).notes
+    assert f"was made for other weights than those of {base.name}" in note
+    [note] = load_draft(head(tmp_path / "named", base={**made_for, "name": "models/other"}), base).notes
+    assert "was made for models/other, by its config.json" in note
+
+
+@torch.inference_mode()
+def test_an_mtp_layer_of_speculators(tmp_path: Path) -> None:
+    """Its projection reads the embedding first: with the halves exchanged, MiMo's layer drafts the same."""
+    write(tmp_path / "base", "mimo")
+    base = load_base(str(tmp_path / "base"), dtype="float32")
+    own = load_draft("mtp", base)
+    state = load_file(tmp_path / "base" / "model.safetensors")
+    layer = {key.removeprefix("model."): one for key, one in state.items() if "mtp_layers" in key}
+    fc = layer["mtp_layers.0.input_proj.weight"]
+    layer["mtp_layers.0.input_proj.weight"] = fc.roll(fc.shape[1] // 2, dims=1)
+    (tmp_path / "draft").mkdir()
+    save_file(layer, tmp_path / "draft" / "model.safetensors")
+    verifier = {"verifier": {"name_or_path": "org/other"}}
+    config = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1, "speculators_config": verifier}
+    (tmp_path / "draft" / "config.json").write_text(json.dumps(config))
+    assert kind_in_files(str(tmp_path / "draft")) == "mtp"
+    draft = load_draft(str(tmp_path / "draft"), base)
+    assert draft.model.wiring.title == "MTP (speculators)"
+    assert "was made for org/other" in draft.notes[0]
+    ids, hidden = torch.tensor([[3, 1, 4]]), torch.randn(1, 3, base.hidden_size)
+    found = [one.forward(ids, hidden=hidden, use_cache=False)[0] for one in (own, draft)]
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-5)
 
 
 def _without(name: str) -> Callable[[State], Any]:
@@ -113,7 +147,19 @@ WRONG: dict[str, tuple[Callable[[State], Any], dict[str, Any], Code, str]] = {
     "not finite": (_with("fc.weight", 16, 48), {}, Code.NOT_FINITE, "not finite"),
     "P-EAGLE": (_with("mask_hidden", 1, 1, 48), {}, Code.DRAFT_INVALID, "is P-EAGLE"),
     "DSpark": (_with("markov_head.markov_w1.weight", 4, 4), {}, Code.DRAFT_INVALID, "is DSpark"),
-    "DFlash": (len, {"architectures": ["DFlashDraftModel"], "num_hidden_layers": 5}, Code.DRAFT_INVALID, "is DFlash"),
+    "DFlash": (
+        len,
+        {"architectures": ["DFlashDraftModel"], "num_hidden_layers": 5, "block_size": 4, "mask_token_id": 1}
+        | {"target_layer_ids": [1]},
+        Code.DRAFT_INVALID,
+        r"is read as DFlash \(z-lab\), and",
+    ),
+    "DFlash2": (
+        len,
+        {"architectures": ["DFlash2DraftModel"], "num_hidden_layers": 5},
+        Code.DRAFT_INVALID,
+        "is DFlash2",
+    ),
 }
 
 
@@ -152,13 +198,13 @@ def test_mtp_with_embeddings_of_its_own(tmp_path: Path) -> None:
 
 
 def test_mtp_of_a_base_without_one(tmp_path: Path) -> None:
-    """No tensors of one, and tensors of a layout that is not read, are told apart; of several layers one is read."""
+    """No tensors of one, and tensors of a layout that is not read, are told apart; a config of more layers is told."""
     write(tmp_path, "mimo")
     whole = (tmp_path / "model.safetensors").read_bytes()
     base = load_base(str(tmp_path), dtype="float32")
     assert not load_draft("mtp", base).notes
     base.model.config.num_nextn_predict_layers = 3
-    assert "3 MTP layers; only the first" in load_draft("mtp", base).notes[0]
+    assert "3 MTP layers by its config.json, and its checkpoint has 1" in load_draft("mtp", base).notes[0]
     base.model.save_pretrained(tmp_path)
     with pytest.raises(TreeoptError, match="has no MTP layer that treeopt reads") as caught:
         load_draft("mtp", base)

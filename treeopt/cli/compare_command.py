@@ -117,7 +117,9 @@ def run(console: Console, **options: Any) -> None:
         console.note(f"wrote {options['svg']}")
     parts = {one.setting: comparison_report.data_of(one) for one in found}
     result = parts[found[0].setting] if len(parts) == 1 else {"settings": parts}
-    console.result({**result, **origin_of(base, loaded, next(iter(drafts), None))})
+    origin = origin_of(base, loaded)
+    origin["made_with"]["draft_id"] = ", ".join(draft.fingerprint for draft in drafts if draft is not None)
+    console.result({**result, **origin})
 
 
 def _drafts(options: Mapping[str, Any]) -> tuple[str, ...]:

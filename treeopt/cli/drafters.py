@@ -15,6 +15,7 @@ from treeopt.cli.console import Console
 from treeopt.cli.numbers import NOT_NEGATIVE
 from treeopt.cli.options import Option, group, load_models
 from treeopt.defaults import (
+    BLOCK,
     DRAFT_KINDS,
     EAGLE,
     HEADS,
@@ -56,7 +57,7 @@ def drafter_file_option(text: str) -> Option:
 
 
 _SAMPLED = "Tokens to sample and learn from, besides the greedy answers."
-_DEEPEST = "Levels of a learned drafter; at least the number of heads."
+_DEEPEST = "Levels of a learned drafter; at least the number of heads, at most those of a block."
 learning_options = group(  # of a drafter that is learned
     click.option("--learn-tokens", type=NOT_NEGATIVE, default=LEARN_TOKENS, help=_SAMPLED),
     click.option("--levels", type=click.IntRange(1, MAX_DEPTH), default=LEVELS, help=_DEEPEST),
@@ -94,14 +95,15 @@ _NEEDED = {
     MODEL: "a smaller model with the same tokenizer",
     EAGLE: "an EAGLE head of the base",
     MTP: "which is mtp for the layer in the base's checkpoint",
+    BLOCK: "a block drafter of the base",
 }
 
 
 def draft_option(*, default: str = "that of a drafter file", multiple: bool = False) -> Option:
     """`--draft NAME`, for `load_draft_model`, with the text of its default."""
     text = (
-        "What drafts: folder or hub name of a smaller model with the same tokenizer, or of an EAGLE head; or "
-        f"mtp, the layer in the base's checkpoint [default: {default}]."
+        "What drafts: folder or hub name of a smaller model with the same tokenizer, of an EAGLE head or a block "
+        f"drafter; or mtp, the layer in the base's checkpoint [default: {default}]."
     )
     return click.option("--draft", multiple=multiple, help=text)
 

@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from treeopt.decode.rules import NOT_A_NUMBER, Sample, best, draw
 from treeopt.defaults import MAX_DEPTH
 from treeopt.drafter import Drafter
+from treeopt.drafting.block import BlockProposer, BlockSession
 from treeopt.drafting.interface import Drafts, ProposerSession, reads_of
 from treeopt.drafting.model import ModelProposer, ModelSession
 from treeopt.drafting.module import ModuleProposer, ModuleSession
@@ -88,31 +89,42 @@ class DrawnChain:
         self.nodes, self.depth, self.window = num_drafts + 1, num_drafts, ModelProposer.window
 
     def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
+        if isinstance(self._proposer, BlockProposer):
+            return _DrawnBlock(self._proposer, texts, self._rule)
         assert isinstance(self._proposer, ModelProposer)
         made = _DrawnModule if isinstance(self._proposer, ModuleProposer) else _Drawn
         return made(self._proposer, texts, self._rule)
 
     def draft(self, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
-        assert isinstance(session, _Drawn)
+        assert isinstance(session, (_Drawn, _DrawnBlock))
+        session.roots = roots
         tokens, drawn_from = session.drawn(self.depth)
         tokens = torch.cat([roots[:, None], tokens.to(roots.device)], dim=1)
         return Drafts(tokens, self._chain, drawn_from=drawn_from.to(roots.device))
 
 
-class _Drawn(ModelSession):
-    def __init__(self, proposer: Any, texts: Sequence[Sequence[int]], rule: Sample) -> None:
-        super().__init__(proposer, texts, proposer.depth)
+class _Draws:
+    """Tokens drawn from the logits of a draft."""
+
+    source: Any
+    roots: Tensor  # of the step
+
+    def begin_draws(self, draft: Base, rule: Sample) -> None:
         self._rule, self._generator = rule, None
         if rule.seed is not None:
             seed = (rule.seed ^ _OTHER_SEED) % _MOST_SEEDS
-            self._generator = torch.Generator(proposer.draft.device).manual_seed(seed)
+            self._generator = torch.Generator(draft.device).manual_seed(seed)
+
+    def after(self, level: int, tokens: Sequence[Tensor]) -> Tensor:
+        """Logits [B, V] of a level's token, after those drawn before it."""
+        raise NotImplementedError
 
     def drawn(self, count: int) -> tuple[Tensor, Tensor]:
         """Tokens int64 [B, count] drawn one after another, and the distribution float [B, count, V] of each."""
-        logits = self.advance()
-        tokens, drawn_from = [], []
+        tokens, drawn_from = list[Tensor](), []
         model, vocab_size = self.source.draft.model, self.source.vocab_size
-        for depth in range(count):
+        for level in range(count):
+            logits = self.after(level, tokens)
             scores = over_tokens(self._rule.scores(logits[:, :vocab_size]), model, vocab_size)
             if self._rule.temperature == 0:
                 top = best(scores)
@@ -120,12 +132,32 @@ class _Drawn(ModelSession):
                 scores = torch.full_like(scores, -torch.inf).scatter_(1, top[:, None].clamp(min=0), surely[:, None])
             drawn_from.append(scores.softmax(-1))
             tokens.append(draw(scores, self._generator))
-            if depth + 1 < count:
-                logits = self.follow(tokens[-1].clamp(min=0))
         if (torch.stack(tokens) == NOT_A_NUMBER).any():
             raise self.source.draft.not_finite("logits")
         return torch.stack(tokens, 1), torch.stack(drawn_from, 1)
 
 
+class _Drawn(_Draws, ModelSession):
+    def __init__(self, proposer: Any, texts: Sequence[Sequence[int]], rule: Sample) -> None:
+        super().__init__(proposer, texts, proposer.depth)
+        self.begin_draws(proposer.draft, rule)
+
+    def after(self, level: int, tokens: Sequence[Tensor]) -> Tensor:
+        return self.follow(tokens[-1].clamp(min=0)) if level else self.advance()
+
+
 class _DrawnModule(_Drawn, ModuleSession):
     """The same with a draft module, by the order of its base classes."""
+
+
+class _DrawnBlock(_Draws, BlockSession):
+    """The same with a block drafter, whose levels do not depend on each other."""
+
+    def __init__(self, proposer: BlockProposer, texts: Sequence[Sequence[int]], rule: Sample) -> None:
+        super().__init__(proposer, texts, proposer.depth)
+        self.begin_draws(proposer.draft, rule)
+
+    def after(self, level: int, tokens: Sequence[Tensor]) -> Tensor:
+        if not level:
+            self._levels = self.logits(self.roots)
+        return self._levels[:, level]

@@ -18,6 +18,7 @@ from treeopt.drafting.fit import FitSample, fit_drafter
 from treeopt.errors import check_counts, counted
 from treeopt.facts import picked
 from treeopt.models.base import Base, Stopwatch
+from treeopt.models.block_module import most_levels
 from treeopt.models.draft_module import kind_of
 from treeopt.models.heads import MedusaHeads
 from treeopt.ngram_table import CONTEXT, NgramTable
@@ -188,6 +189,7 @@ def _unfitted(
     """The drafter before its numbers are fitted."""
     num_heads = 0 if heads is None else heads.num_heads
     depth = max(1, num_heads, learning.levels if learning.ngram or draft is not None else 0)
+    depth = depth if draft is None else min(depth, most_levels(draft.model))
     return Drafter(
         levels=(Level(),) * depth,
         num_heads=num_heads,

@@ -92,22 +92,28 @@ class ModuleSession(ModelSession):
             hidden.append(self._model.hidden)
         return hidden
 
-    def _write(self, texts: Ints, starts: Ints, states: Tensor) -> None:
-        """Set the states of some texts from a token each on: float [n, m, h]."""
-        end = int(starts.max()) + states.shape[1]
+    def _write(self, texts: Ints, starts: Ints, states: Tensor, part: slice | None = None) -> None:
+        """Set a part of the states of some texts from a token each on: float [n, m, h]."""
+        end, wide = int(starts.max()) + states.shape[1], self.source.module.state_width
         if end > self._states.shape[1]:
-            grown = states.new_zeros(len(self._states), max(end, 2 * self._states.shape[1]), states.shape[-1])
+            grown = states.new_zeros(len(self._states), max(end, 2 * self._states.shape[1]), wide)
             grown[:, : self._states.shape[1]] = self._states if self._states.numel() else 0
             self._states = grown
         columns = starts[:, None] + np.arange(states.shape[1])
-        self._states[torch.from_numpy(texts)[:, None], torch.from_numpy(columns)] = states
+        part = part or slice(states.shape[-1])
+        self._states[torch.from_numpy(texts)[:, None], torch.from_numpy(columns), part] = states
 
     def _append(self, tokens: Sequence[Sequence[int] | Ints], *, logits_to_keep: int = 0) -> Tensor:
         starts = np.array(self._model.lengths)
         columns = torch.from_numpy(starts[:, None] + np.arange(max(map(len, tokens))))
         texts = torch.from_numpy(self._rows_of_model())[:, None]
         hidden = self._states[texts, columns.clamp(max=self._states.shape[1] - 1)]
-        return self.run(tokens, logits_to_keep, hidden=hidden)
+        logits = self.run(tokens, logits_to_keep, hidden=hidden)
+        if self.source.module.further:
+            assert self._model.hidden is not None
+            further = slice(self.source.module.config.hidden_size, None)
+            self._write(self._rows_of_model(), starts + 1, self._model.hidden[..., further], further)
+        return logits
 
     def _rows_of_model(self) -> Ints:
         """The text of each row of the module's cache."""

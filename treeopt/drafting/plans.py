@@ -23,6 +23,7 @@ from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.ngram import RecordProposer
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
+from treeopt.models.block_module import BlockModule
 from treeopt.models.draft_module import DraftModule
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import TreePolicy
@@ -239,9 +240,12 @@ def proposer_for(base: Base, heads: MedusaHeads | None, drafter: Drafter | None,
         if heads is not None or drafter is None:
             raise ValueError("a draft model needs the record of a drafter, and takes no heads")
         # Imported here as they import numba, which takes half a second.
+        from treeopt.drafting.block import BlockProposer
         from treeopt.drafting.model import ModelProposer
         from treeopt.drafting.module import ModuleProposer
 
+        if isinstance(draft.model, BlockModule):
+            return BlockProposer(base, draft, drafter)
         return (ModuleProposer if isinstance(draft.model, DraftModule) else ModelProposer)(base, draft, drafter)
     if drafter is not None and (drafter.ngram_table is not None or heads is None):
         return RecordProposer(base, heads, drafter)

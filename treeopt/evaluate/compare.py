@@ -17,7 +17,7 @@ from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import Calibration, Provenance
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Rule
-from treeopt.defaults import DRAFT_KINDS, EAGLE, HEADS, HEADS_NGRAM, MODEL, MTP, NGRAM, ONE_NODE
+from treeopt.defaults import BLOCK, DRAFT_KINDS, EAGLE, HEADS, HEADS_NGRAM, MODEL, MTP, NGRAM, ONE_NODE
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.drafting.token_recycling import NAME as RECYCLING
@@ -38,6 +38,7 @@ from treeopt.evaluate.baselines import (
     with_memory,
 )
 from treeopt.evaluate.comparison import (
+    DDTREE,
     EAGLE2,
     FASTEST,
     MC_SIM,
@@ -51,7 +52,7 @@ from treeopt.evaluate.comparison import (
     spread_evenly,
 )
 from treeopt.evaluate.divergence import ENDED, first_difference
-from treeopt.evaluate.eagle2 import best_eagle2
+from treeopt.evaluate.eagle2 import best_eagle2, ddtree_drafter
 from treeopt.evaluate.learn_drafter import figures_of, plans_of, timed
 from treeopt.evaluate.profile import timed_rule
 from treeopt.evaluate.runs import Runs, decode_all, made_by
@@ -113,7 +114,13 @@ _UNFIT = (Code.TREE_TOO_DEEP, Code.RANK_TOO_LARGE, Code.NO_TREES)  # of a tree o
 
 NO_HEADS = "no heads were given (--heads)"
 NO_DRAFT = "no draft model was given (--draft)"
-_NO_MODULE = {MODEL: NO_DRAFT, EAGLE: "no EAGLE head was given (--draft)", MTP: "no MTP layer was given (--draft mtp)"}
+NO_LEVELS = "a block drafter has all levels at once, and no levels that grow one by one (ddtree)"
+_NO_MODULE = {
+    MODEL: NO_DRAFT,
+    EAGLE: "no EAGLE head was given (--draft)",
+    MTP: "no MTP layer was given (--draft mtp)",
+    BLOCK: "no block drafter was given (--draft)",
+}
 
 
 @dataclass(frozen=True)
@@ -179,7 +186,7 @@ class Material:
 def contenders(job: Material) -> list[Contender]:
     """The chosen methods in their order, learned and built; autoregressive and generate first.
 
-    Where none is chosen, those of EAGLE heads and MTP layers that are not given are left out without a row.
+    Where none is chosen, those of EAGLE heads, MTP layers and block drafters that are not given have no row.
     """
     entries: list[Contender] = [
         Contender(AUTOREGRESSIVE, ONE_NODE, autoregressive(job.base)),
@@ -206,8 +213,10 @@ def _missing(job: Material, name: str) -> str:
         return NO_HEADS
     if name in _KIND_OF and _KIND_OF[name] not in job.drafts:
         return _NO_MODULE[_KIND_OF[name]]
-    if name == EAGLE2 and not job.drafts:
-        return NO_DRAFT
+    if name == EAGLE2 and not job.drafts.keys() - {BLOCK}:
+        return NO_LEVELS if job.drafts else NO_DRAFT
+    if name == DDTREE and BLOCK not in job.drafts:
+        return _NO_MODULE[BLOCK]
     if name == "assisted" and job.longest > job.drafts[MODEL].context:
         return f"texts of up to {job.longest} tokens exceed the draft model's context of {job.drafts[MODEL].context}"
     return ""
@@ -224,6 +233,8 @@ def _eagle2(job: Material) -> list[Contender]:
     answers, _ = answer_all(job.base, job.asked, AnswerOptions(**job.answers))
     entries = []
     for kind, draft in job.drafts.items():
+        if kind == BLOCK:
+            continue
         name = f"{kind}, EAGLE-2"
         drafter, policy, chosen = best_eagle2(job.base, draft, answers, job.options.nodes, job.noted(name))
         decoder = TreeDecoder(job.base, None, policy, drafter=drafter, probe=False)
@@ -231,6 +242,14 @@ def _eagle2(job: Material) -> list[Contender]:
             Contender(f"{name}, {chosen}", policy.nodes, with_decoder(decoder), f"{draft.fingerprint} {chosen}")
         )
     return entries
+
+
+def _ddtree(job: Material) -> list[Contender]:
+    """DDTree's trees of the block drafter, of the chosen size."""
+    drafter = ddtree_drafter(job.base, job.drafts[BLOCK])
+    policy = TreePolicy(job.options.nodes, drafter.depth, drafter.drafter.id)
+    decoder = TreeDecoder(job.base, None, policy, drafter=drafter, probe=False)
+    return [Contender("block, DDTree", policy.nodes, with_decoder(decoder), drafter.draft.fingerprint)]
 
 
 def _recycling(job: Material) -> list[Contender]:
@@ -291,7 +310,7 @@ def _ours(job: Material, name: str, plan: Plan, drafter: Drafter | None = None) 
 
 _SHOWN = {"lookup": LOOKUP, "recycling": RECYCLING, "assisted": ASSISTED, MEDUSA: "Medusa tree", HEADS: "heads, static"}
 _WITH_HEADS = (MC_SIM, MEDUSA, HEADS, HEADS_NGRAM)
-_OF_MODULES = {EAGLE2, *(name for kind in (EAGLE, MTP) for name in (kind, DRAFT_KINDS[kind]))}  # few models have one
+_OF_MODULES = {EAGLE2, DDTREE, *(name for kind in (EAGLE, MTP, BLOCK) for name in (kind, DRAFT_KINDS[kind]))}
 _KIND_OF = {"assisted": MODEL, **{name: kind for kind, more in DRAFT_KINDS.items() for name in (kind, more)}}
 _MAKERS: dict[str, Callable[[Material], list[Contender]]] = {
     "lookup": lambda job: [
@@ -309,6 +328,7 @@ _MAKERS: dict[str, Callable[[Material], list[Contender]]] = {
     ],
     **{name: functools.partial(_sizes, name=name) for name in (HEADS, HEADS_NGRAM, NGRAM)},
     EAGLE2: _eagle2,
+    DDTREE: _ddtree,
     **{name: functools.partial(_sizes, name=name) for name in _KIND_OF if name != "assisted"},
 }
 
@@ -337,8 +357,8 @@ def compare(
         heads: its draft heads: `MedusaHeads`, what `load_heads` gives, or a folder or hub name; None for none.
         prompts: as for `run_calibration`. The second half of each category is judged, and where `prompts_learn` is
             given, all. A later turn follows the answer of stock generate to the turn before.
-        draft: a draft model with the same tokenizer, an EAGLE head, or `mtp` for the layer in the model's checkpoint,
-            in the forms of `model`; or a list of these, one of a kind; None for none.
+        draft: a draft model with the same tokenizer, an EAGLE head, a block drafter, or `mtp` for the layer in the
+            model's checkpoint, in the forms of `model`; or a list of these, one of a kind; None for none.
         tokenizer: the model's, where it is not in the folder of its weights.
         progress: called while methods learn, and after each text.
         options: fields of `CompareOptions`: `methods`, `nodes`, `sizes`, `texts`, `max_new_tokens`, `repeats`,

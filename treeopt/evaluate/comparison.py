@@ -22,12 +22,12 @@ from treeopt.texts.prompts import GivenPrompts, Prompt, PromptSet, Skipped
 
 T = TypeVar("T")
 
-MC_SIM, MEDUSA, EAGLE2 = "mc_sim_7b_63", "medusa", "eagle2"
+MC_SIM, MEDUSA, EAGLE2, DDTREE = "mc_sim_7b_63", "medusa", "eagle2", "ddtree"
 FASTEST = ", fastest size"  # the end of the name of a method whose size is chosen by timed steps
 # What `--methods` takes. All but the first two are rows only where they are chosen.
 METHODS = (
     *("autoregressive", "generate", "lookup", "recycling", "assisted", MC_SIM, MEDUSA),
-    *(HEADS, HEADS_NGRAM, NGRAM, EAGLE2, *(name for pair in DRAFT_KINDS.items() for name in pair)),
+    *(HEADS, HEADS_NGRAM, NGRAM, EAGLE2, DDTREE, *(name for pair in DRAFT_KINDS.items() for name in pair)),
 )
 REFERENCES = METHODS[:2]
 

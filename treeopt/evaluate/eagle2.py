@@ -1,8 +1,11 @@
-"""EAGLE-2's trees from the drafts of any drafter that runs level by level, as engines make them (arXiv:2406.16858).
+"""Trees as engines make them: EAGLE-2's (arXiv:2406.16858) of drafters that run level by level, DDTree's of blocks.
 
 At each level the k likeliest nodes of the level become parents, by the product of the drafter's own probabilities, and
 each of them has k children; of all nodes the N - 1 likeliest are verified. Depth and k are the best of a grid, by
 replay over the texts that other methods learn from.
+
+DDTree's trees are the N - 1 likeliest nodes by the product of a block drafter's own probabilities, which know nothing
+of the drafts above a node.
 """
 
 from __future__ import annotations
@@ -13,11 +16,14 @@ import numpy as np
 
 from treeopt.calibrate.pipeline import as_calibration
 from treeopt.calibration import Calibration, Provenance
+from treeopt.defaults import BLOCK
 from treeopt.drafter import Drafter
+from treeopt.drafting.block import BlockProposer
 from treeopt.drafting.model import ModelProposer
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import TextTraces, trace_texts
 from treeopt.models.base import Base
+from treeopt.models.block_module import BlockModule
 from treeopt.models.draft_module import kind_of
 from treeopt.optimize.per_step import build_policy, replay_policy
 from treeopt.policy import TreePolicy
@@ -40,13 +46,26 @@ def eagle2_drafter(base: Base, draft: Base, depth: int, top_k: int) -> ModelProp
     return proposer
 
 
+def ddtree_drafter(base: Base, draft: Base) -> BlockProposer:
+    """The drafter whose per-step trees are DDTree's."""
+    assert isinstance(draft.model, BlockModule)
+    known = min(_KNOWN, draft.vocab_size)
+    return BlockProposer(base, draft, Drafter.model_only(draft.model.levels, known, draft.fingerprint, BLOCK))
+
+
 def eagle2_traces(base: Base, draft: Base, texts: Sequence[Text], depth: int, top_k: int) -> Calibration:
     """Traces of EAGLE-2's trees of any size on texts."""
-    proposer = eagle2_drafter(base, draft, depth, top_k)
+    return per_step_traces(base, eagle2_drafter(base, draft, depth, top_k), texts)
+
+
+def per_step_traces(base: Base, proposer: ModelProposer | BlockProposer, texts: Sequence[Text]) -> Calibration:
+    """Traces of a drafter's per-step trees of any size on texts."""
     traced: list[TextTraces] = []
     for start in range(0, len(texts), _BATCH):
         part = texts[start : start + _BATCH]
-        traced += trace_texts(base, [proposer] * len(part), part, min(MAX_RANKS, base.vocab_size), step_depth=depth)
+        traced += trace_texts(
+            base, [proposer] * len(part), part, min(MAX_RANKS, base.vocab_size), step_depth=proposer.depth
+        )
     provenance = Provenance("", "", "", "", {}, drafter_id=proposer.drafter.id)
     return as_calibration(texts, traced, MAX_RANKS, provenance)
 

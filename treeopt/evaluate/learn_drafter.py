@@ -13,7 +13,7 @@ from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.defaults import KINDS, LEARN_SIZES, ONE_NODE, STEP_SIZES
+from treeopt.defaults import BLOCK, KINDS, LEARN_SIZES, ONE_NODE, STEP_SIZES
 from treeopt.drafter import PLAN, Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.errors import check_choice, check_counts, counted, memory_as_error
@@ -21,7 +21,7 @@ from treeopt.evaluate.profile import TimedStep, prefilled, timed_rule, timed_tok
 from treeopt.facts import Column, Fact, Part, Table, milliseconds, picked
 from treeopt.models.base import DTYPES, Base
 from treeopt.models.compatibility import heads_like
-from treeopt.models.draft_module import DraftModule, draft_reads, over_tokens
+from treeopt.models.draft_module import DraftModule, StateModule, draft_reads, kind_of, over_tokens
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.head_files import LoadedHeads
 from treeopt.optimize.budget import fastest
@@ -298,12 +298,13 @@ def learn_drafter(
         if with_compiled:
             bases += [dataclasses.replace(one, compile=True) for one in bases]
         groups = [_decoders(one, loaded, plans, run.learned.drafter, draft) for one in bases]
-        alone = [[TreeDecoder(draft, None, Tree(()), acceptance=timed_rule(draft))]] if draft else []
+        by_level = draft if draft is not None and kind_of(draft.model) != BLOCK else None
+        alone = [[TreeDecoder(by_level, None, Tree(()), acceptance=timed_rule(by_level))]] if by_level else []
         seconds = timed([*groups, *alone], run.texts, progress)
     pairs = zip(groups, seconds, strict=False)
     figures = [one for group, spent in pairs for one in figures_of(plans, spent, group[0].base)]
-    chains = None if draft is None else predict_chains(run.calibration, seconds[-1][0] / seconds[0][0])
-    alpha = None if draft is None else _sampled_alpha(base, draft, run.texts[:_SAMPLED])
+    chains = None if by_level is None else predict_chains(run.calibration, seconds[-1][0] / seconds[0][0])
+    alpha = None if by_level is None else _sampled_alpha(base, by_level, run.texts[:_SAMPLED])
     best = fastest_of(figures)
     timing = {"dtype": best.dtype, "threads": torch.get_num_threads(), **({"compiled": True} if best.compiled else {})}
     source = {**run.learned.drafter.source, PLAN: timing}
@@ -329,7 +330,7 @@ def _check_sizes(sizes: Sequence[int]) -> None:
 
 def outside_shares(draft: Base | None, texts: Sequence[Text]) -> dict[str, float]:
     """The share of the answers' tokens that a module's vocabulary lacks, of all texts and by category; else empty."""
-    tokens = draft.model.token_map if draft is not None and isinstance(draft.model, DraftModule) else None
+    tokens = draft.model.token_map if draft is not None and isinstance(draft.model, StateModule) else None
     if draft is None or tokens is None or len(tokens) == draft.model.base_vocab_size:
         return {}
     known = set(tokens.tolist())

@@ -257,9 +257,12 @@ class Base:
 
     def _states(self, out: Any) -> Tensor:
         states: Tensor = out.hidden_states[-1]
-        if self.reads:
-            states = torch.cat([out.hidden_states[index].to(states.device) for index in self.reads], dim=-1)
-        return states
+        if not self.reads:
+            return states
+        if max(self.reads) >= len(out.hidden_states):  # LongCat's config counts each of its layers twice
+            what = f"the drafter reads state {max(self.reads)} of {self.name}, which gives {len(out.hidden_states)}"
+            raise TreeoptError(Code.DRAFT_MISMATCH, what, why=f"the numbers of a {self.model.config.model_type} differ")
+        return torch.cat([out.hidden_states[index].to(states.device) for index in self.reads], dim=-1)
 
     def _run(self, ids: Tensor, inputs: dict[str, Any]) -> Any:
         """The stock outputs of one forward."""

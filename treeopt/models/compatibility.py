@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
-from treeopt.models.draft_module import DraftModule
+from treeopt.models.draft_module import StateModule
 from treeopt.models.heads import MedusaHeads
 
 _SHOWN = 3  # tokens in a message
@@ -51,7 +51,7 @@ def check_draft(base: Base, draft: Base) -> None:
     The widths of their logits may differ, because some models pad them; where one has no tokenizer they are equal. A
     draft module has the base's vocabulary and reads states of its width.
     """
-    if isinstance(draft.model, DraftModule):
+    if isinstance(draft.model, StateModule):
         _check_module(base, draft.model, draft.name)
         return
     passed = _passed.setdefault(base.model, weakref.WeakSet())
@@ -73,7 +73,7 @@ def check_draft(base: Base, draft: Base) -> None:
     passed.add(draft.model)
 
 
-def _check_module(base: Base, module: DraftModule, name: str) -> None:
+def _check_module(base: Base, module: StateModule, name: str) -> None:
     sizes = {
         "hidden size": (module.wiring.state_size, base.model.config.get_text_config().hidden_size),
         "vocabulary": (module.base_vocab_size, base.vocab_size),

@@ -1,20 +1,23 @@
-"""Loading of what `--draft` names: a draft model, an EAGLE head, or the MTP layer in the base's own checkpoint."""
+"""Loading of what `--draft` names: a draft model, an EAGLE head, a block drafter, or the base's own MTP layers."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
-from treeopt.defaults import EAGLE, MODEL, MTP
+from treeopt.defaults import BLOCK, EAGLE, MODEL, MTP
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.base import DTYPES, Base, load_base
+from treeopt.models.block_layouts import block_layout, check_mask, is_block
+from treeopt.models.block_module import BlockModule, BlockWiring
 from treeopt.models.checkpoint import plain_reason
 from treeopt.models.compatibility import check_draft
 from treeopt.models.draft_layouts import (
@@ -28,9 +31,9 @@ from treeopt.models.draft_layouts import (
     mtp_tensors,
     other_kind,
 )
-from treeopt.models.draft_module import OWN, DraftModule
+from treeopt.models.draft_module import OWN, DraftModule, StateModule
 from treeopt.models.hub import built_in, find_base, find_weights, here, looks_local
-from treeopt.models.tensors import State, listed, misfit, read_config, tensor_loaders
+from treeopt.models.tensors import State, fingerprints, listed, misfit, read_config, tensor_loaders
 
 _WEIGHTS = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
 _DECODER = "decoder."
@@ -38,7 +41,7 @@ _FEW_LAYERS = 4  # a config of more describes a draft model
 
 
 def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "auto") -> Base:
-    """The draft model of a folder or hub name, the EAGLE head there, or for `mtp` the base's own MTP layer.
+    """The draft model, EAGLE head or block drafter of a folder or hub name, or for `mtp` the base's own MTP layers.
 
     Its kind is read from its files. Modules have the base's dtype and device; `dtype` and `device` are of draft models.
 
@@ -55,19 +58,23 @@ def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "aut
         folder = find_weights(name, folder)
         loaders = tensor_loaders(_weights(folder, name), lambda _, keys: keys)
         _check_kind(name, other_kind(loaders, config))
-        if is_eagle(loaders):
+        if is_block(loaders, config) or is_eagle(loaders):
             if not config:
-                raise TreeoptError(Code.FILE_MISSING, f"{name} is an EAGLE head, and has no config.json with its sizes")
+                raise TreeoptError(
+                    Code.FILE_MISSING, f"{name} is a draft module, and has no config.json with its sizes"
+                )
             layers = int(base.model.config.get_text_config().num_hidden_layers)
             state = {key: load() for key, load in loaders.items()}
-            layout = eagle_layout(name, config, {key: tuple(one.shape) for key, one in state.items()}, layers)
+            layout_of = block_layout if is_block(loaders, config) else eagle_layout
+            layout = layout_of(name, config, {key: tuple(one.shape) for key, one in state.items()}, layers)
             _check_config(name, base, config)
             return dataclasses.replace(_module(name, base, layout, state), notes=tuple(_made_for(name, base, config)))
         if config.get(SPECULATORS) == MTP:
             if not (keys := mtp_tensors(loaders, base.model.config)):
                 raise TreeoptError(Code.DRAFT_INVALID, f"{name} has no tensors of an MTP layer: {listed(loaders)}")
             layout = mtp_layout(keys, base.model.config, base.hidden_size, config)
-            return _module(name, base, layout, {key: loaders[full]() for key, full in keys.items()})
+            module = _module(name, base, layout, {key: loaders[full]() for key, full in keys.items()})
+            return dataclasses.replace(module, notes=tuple(_made_for(name, base, config)))
     draft = load_base(name, dtype=dtype, device=device)
     check_draft(base, draft)
     return draft
@@ -76,14 +83,15 @@ def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "aut
 def _check_kind(name: str, kind: str) -> None:
     """Raise E216 for a drafter of a kind that is recognised and not read."""
     if kind:
-        fix = "an EAGLE head, a draft model, or --draft mtp; without --draft --drafter ngram"
+        fix = "an EAGLE head, DFlash, a draft model, or --draft mtp; without --draft --drafter ngram"
         raise TreeoptError(Code.DRAFT_INVALID, f"{name} is {kind}", why="it is not read yet", fix=fix)
 
 
 def _may_be_module(config: Mapping[str, Any]) -> bool:
-    """Whether a config may be of a module: a config of speculators, or of few layers."""
+    """Whether a config may be of a module: a config of speculators, of a block drafter, or of few layers."""
     layers = config.get("num_hidden_layers")
-    return SPECULATORS in config or not isinstance(layers, int) or layers <= _FEW_LAYERS
+    block = is_block([], config) or "dflash_config" in config
+    return SPECULATORS in config or block or not isinstance(layers, int) or layers <= _FEW_LAYERS
 
 
 def _weights(folder: Path, name: str) -> Path:
@@ -98,7 +106,7 @@ def _load_mtp(base: Base) -> Base:
     folder = find_base(base.name)
     config, loaders = base.model.config, dict[str, Any]()
     if folder.is_dir() and any((folder / file).exists() for file in _WEIGHTS):
-        loaders |= tensor_loaders(_weights(folder, base.name), lambda _, keys: mtp_tensors(keys, config).values())
+        loaders |= tensor_loaders(_weights(folder, base.name), lambda _, keys: _all_mtp(keys, config))
     tensors = mtp_tensors(loaders, config)
     if not tensors:
         other = [key for key in loaders if re.search(r"(^|\.)mtp\w*\.", key)]
@@ -108,12 +116,27 @@ def _load_mtp(base: Base) -> Base:
         what = f"the checkpoint of {base.name} ({config.model_type}) has no MTP layer that treeopt reads"
         fix = "--draft FOLDER of an EAGLE head or a draft model, or without --draft --drafter ngram"
         raise TreeoptError(Code.DRAFT_INVALID, what, why=why, fix=fix)
-    _check_shared(base, tensors, loaders)
-    layout = mtp_layout(tensors, config, base.hidden_size)
-    module = _module(MTP, base, layout, {key: loaders[full]() for key, full in tensors.items()})
-    count = mtp_layers(config)
-    note = f"warning: {base.name} has {count} MTP layers; only the first is read, and drafts all levels"
-    return dataclasses.replace(module, notes=(note,)) if count > 1 else module
+    count, layers = max(1, mtp_layers(config)), list[Base]()
+    while tensors and len(layers) < count:
+        _check_shared(base, tensors, loaders)
+        layout = mtp_layout(tensors, config, base.hidden_size, number=len(layers))
+        layers.append(_module(MTP, base, layout, {key: loaders[full]() for key, full in tensors.items()}))
+        tensors = mtp_tensors(loaders, config, len(layers))
+    module = layers[0]
+    assert isinstance(module.model, DraftModule)
+    for layer in layers[1:]:
+        module.model.append(layer.model)
+    note = f"warning: {base.name} has {count} MTP layers by its config.json, and its checkpoint has {len(layers)}"
+    return dataclasses.replace(module, notes=(note,)) if len(layers) < count else module
+
+
+def _all_mtp(keys: Iterable[str], config: PreTrainedConfig) -> list[str]:
+    """The names of the tensors of all MTP layers among a base's."""
+    known, number, found = list(keys), 0, list[str]()
+    while layer := mtp_tensors(known, config, number):
+        found += layer.values()
+        number += 1
+    return found
 
 
 def _check_shared(base: Base, tensors: Mapping[str, str], loaders: Mapping[str, Callable[[], Tensor]]) -> None:
@@ -138,30 +161,37 @@ def _check_config(name: str, base: Base, config: Mapping[str, Any]) -> None:
 
 
 def _made_for(name: str, base: Base, config: Mapping[str, Any]) -> Iterator[str]:
-    """A warning where a config names another base: by the last part of the name, as folders differ."""
+    """Warnings where a config names another base, by the last part of the name, as folders differ, or other weights."""
     parts = (config.get("speculators_config"), "verifier", "name_or_path"), (config, "base", "name")
     for whole, part, key in parts:
         inner = whole.get(part) if isinstance(whole, Mapping) else None
         named = inner.get(key) if isinstance(inner, Mapping) else None
         if isinstance(named, str) and PurePath(named).name != PurePath(base.name).name:
             yield f"warning: {name} was made for {named}, by its config.json, and the base is {base.name}"
+    inner = config.get("base")
+    weights = inner.get("fingerprint") if isinstance(inner, Mapping) else None
+    if isinstance(weights, str) and weights not in fingerprints(base.model).values():
+        yield f"warning: {name} was made for other weights than those of {base.name}, by its config.json"
 
 
 def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
     """The module of these tensors as a model, in the base's dtype and on its device."""
     wiring, text = layout.wiring, base.model.config.get_text_config()
+    kind = BlockModule if isinstance(wiring, BlockWiring) else DraftModule
     if wiring.state_size != text.hidden_size:
         raise _mismatch(name, base, f"it reads states of width {wiring.state_size}, the base's are {text.hidden_size}")
     width = layout.config.hidden_size
     if width != base.hidden_size and not (wiring.own_embeddings and wiring.vocabulary):
         raise _mismatch(name, base, f"its hidden size is {width}, the base's {base.hidden_size}")
     layout.config._attn_implementation = base.model.config._attn_implementation
+    if isinstance(wiring, BlockWiring):
+        check_mask(name, wiring, base.vocab_size)
     shared = base.model.get_input_embeddings(), base.lm_head, base.vocab_size
     try:
         with torch.device("meta"):  # a wrong config could describe a module that does not fit into memory
-            described = DraftModule(layout.config, wiring, *shared)
+            described = kind(layout.config, wiring, *shared)
         tensors = _fitting(name, described, layout, state)
-        module = DraftModule(layout.config, wiring, *shared)
+        module = kind(layout.config, wiring, *shared)
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
         what = f"{name} is read as {wiring.title}, and no module can be made from its config"
         raise TreeoptError(Code.DRAFT_INVALID, what, why=plain_reason(error)) from error
@@ -178,7 +208,7 @@ def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
     return beside(base, module, name)
 
 
-def beside(base: Base, module: DraftModule, name: str) -> Base:
+def beside(base: Base, module: StateModule, name: str) -> Base:
     """A module as a draft of a base, on its device and in its dtype."""
     for parameter in module.requires_grad_(False).parameters():
         parameter.data = parameter.data.to(base.dtype)
@@ -187,7 +217,7 @@ def beside(base: Base, module: DraftModule, name: str) -> Base:
     return Base(module, base.tokenizer, name)
 
 
-def _fitting(name: str, module: DraftModule, layout: ModuleLayout, state: State) -> dict[str, Tensor]:
+def _fitting(name: str, module: StateModule, layout: ModuleLayout, state: State) -> dict[str, Tensor]:
     """The tensors by a module's names; E216 names those that are missing, unexpected or of another shape."""
     read = [key for key in state if layout.renamed(key) != DROPPED]
     known = {layout.renamed(key): key for key in read}
@@ -261,6 +291,9 @@ def kind_in_files(name: str) -> str:
     folder = find_weights(name, folder)
     if not any((folder / file).exists() for file in _WEIGHTS):
         return MODEL
-    if is_eagle(tensor_loaders(_weights(folder, name), lambda _, __: ())):
+    tensors = tensor_loaders(_weights(folder, name), lambda _, __: ())
+    if is_block(tensors, config):
+        return BLOCK
+    if is_eagle(tensors):
         return EAGLE
     return MTP if config.get(SPECULATORS) == MTP else MODEL

@@ -65,7 +65,7 @@ OTHERS = (
     (r"(logit_head\.)?markov_head\..*|.*DSpark.*|dspark", "DSpark, a block drafter"),
     (r"candidate_selector\..*|DFlash2.*", "DFlash2, a block drafter"),
     (r"prefix_gru\..*|Domino.*", "Domino, a block drafter"),
-    (r"encoder\.output_norm_enc\..*|.*DFlash.*|dflash", "DFlash, a block drafter"),
+    (r"encoder\.output_norm_enc\..*", "DFlash in transformers' own layout"),
     (r"hydra_(mlp|lm_head)\..*", "Hydra heads"),
     (r"Gemma4Assistant.*", "an assistant of Gemma 4, which reads its base's cache"),
 )
@@ -75,7 +75,7 @@ OTHERS = (
 class ModuleLayout:
     """A checkpoint of a draft module: what it computes, its decoder layers, and the names of its tensors."""
 
-    wiring: Wiring
+    wiring: Any  # `Wiring` or `BlockWiring`
     config: PreTrainedConfig
     names: Names
 
@@ -119,16 +119,11 @@ def eagle_layout(
 ) -> ModuleLayout:
     """The layout of an EAGLE head from its config and the shapes of its tensors; the base has so many `layers`."""
     by_speculators = SPECULATORS in config
-    inner = config.get("transformer_layer_config") if by_speculators else config
-    if not isinstance(inner, Mapping):
-        raise _wrong(name, "its config.json has no transformer_layer_config")
-    decoder = _decoder_config(name, inner)
+    decoder = decoder_config(name, config, shapes)
     width = int(decoder.hidden_size)
     first = "midlayer" if "midlayer.self_attn.q_proj.weight" in shapes else "layers.0"
     query = shapes.get(f"{first}.self_attn.q_proj.weight", ())
     wide = len(query) == 2 and query[1] == 2 * width
-    numbers = {int(found[1]) for found in (re.match(r"layers\.(\d+)\.", key) for key in shapes) if found}
-    decoder.num_hidden_layers = len(numbers | {0})
     head = shapes.get("lm_head.weight", ())
     state_norms = wide and ("fc_norm.0.weight" in shapes or config.get("fc_norm") is True)
     part = config.get("draft_vocab_size")
@@ -138,7 +133,7 @@ def eagle_layout(
         kind=EAGLE,
         title=f"{title} ({'speculators' if by_speculators else 'SpecForge' if wide else 'SafeAILab'})",
         reads=_reads(name, config, layers, by_speculators) if wide else (layers,),
-        state_size=int(config.get("target_hidden_size") or width),
+        state_size=state_size(name, config, width),
         wide=wide,
         project=wide,
         bias="fc.bias" in shapes or "fusion_fc.bias" in shapes,
@@ -156,6 +151,14 @@ def eagle_layout(
     return ModuleLayout(wiring, decoder, _EAGLE)
 
 
+def state_size(name: str, config: Mapping[str, Any], width: int) -> int:
+    """The width of the base's states by a config, of which the module has that of its own."""
+    found = config.get("target_hidden_size") or width
+    if type(found) is not int or found < 1:
+        raise unread(name, f"its target_hidden_size is {found!r}, not a number")
+    return found
+
+
 def _reads(name: str, config: Mapping[str, Any], layers: int, by_speculators: bool) -> tuple[int, ...]:
     """The states that an EAGLE-3 head reads; see the module's docstring."""
     if by_speculators:
@@ -168,26 +171,31 @@ def _reads(name: str, config: Mapping[str, Any], layers: int, by_speculators: bo
     if given is None:
         given, more = (2, layers // 2, layers - 3), 0
     if not isinstance(given, (list, tuple)) or not given or not all(type(one) is int for one in given):
-        raise _wrong(name, f"{_AUX} is {given!r}, not a list of layers")
+        raise unread(name, f"{_AUX} is {given!r}, not a list of layers")
     reads = tuple(one + more for one in given)
     if not all(0 <= one <= layers for one in reads):
-        raise _mismatch(name, f"it reads the states {list(reads)}, and the base has {layers} layers")
+        raise mismatched(name, f"it reads the states {list(reads)}, and the base has {layers} layers")
     return reads
 
 
-def mtp_tensors(keys: Iterable[str], config: PreTrainedConfig) -> dict[str, str]:
-    """The MTP tensors among a base's: their names there, by their names without the prefix of the first layer.
+def mtp_tensors(keys: Iterable[str], config: PreTrainedConfig, number: int = 0) -> dict[str, str]:
+    """The tensors of an MTP layer among a base's: their names there, by their names without the prefix of the layer.
 
-    DeepSeek's and GLM's layers follow those of the model by number, others are called `mtp` or `mtp_layers`.
+    DeepSeek's and GLM's layers follow those of the model by number, others are called `mtp` or `mtp_layers`. Qwen's
+    share projection and norms: all but the decoder layer, which is called `layers.0`.
     """
-    layers = config.get_text_config().num_hidden_layers
-    prefixes = (rf"layers\.{layers}\.", r"mtp_layers\.0\.", r"mtp\.layers\.0\.(?=enorm|hnorm|eh_proj)", r"mtp\.")
+    after = config.get_text_config().num_hidden_layers + number
+    prefixes = (rf"layers\.{after}\.", rf"mtp_layers\.{number}\.", rf"mtp\.layers\.{number}\.", r"mtp\.")
     known = list(keys)
     for prefix in prefixes:
         found = ((re.match(_BASE + prefix, key), key) for key in known)
         tensors = {key[match.end() :]: key for match, key in found if match}
         if "fc." in {renamed(key, _MTP)[:3] for key in tensors}:
-            return tensors
+            own = rf"layers\.{number}\."
+            if number and prefix == prefixes[-1] and not any(re.match(own, key) for key in tensors):
+                return {}
+            named = ((re.sub(rf"^{own}", "layers.0.", key), key, full) for key, full in tensors.items())
+            return {name: full for name, key, full in named if not key.startswith("layers.") or re.match(own, key)}
     return {}
 
 
@@ -195,13 +203,19 @@ def mtp_layers(config: PreTrainedConfig) -> int:
     """The number of MTP layers that a base's config says."""
     keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
     text = config.get_text_config(decoder=True)
-    return max(int(getattr(text, key, None) or 0) for key in keys)
+    found = [getattr(text, key, None) or 0 for key in keys]
+    if not all(type(one) is int for one in found):
+        raise unread("the MTP layer", f"the number of such layers in the base's config is {found}")
+    return max(found)
 
 
 def mtp_layout(
-    keys: Iterable[str], base: PreTrainedConfig, width: int, given: Mapping[str, Any] | None = None
+    keys: Iterable[str], base: PreTrainedConfig, width: int, given: Mapping[str, Any] | None = None, number: int = 0
 ) -> ModuleLayout:
-    """The layout of an MTP layer by the names of its tensors, without prefix; `given` is a config of its own."""
+    """The layout of an MTP layer by the names of its tensors, without prefix; `given` is a config of its own.
+
+    `number` is that of the layer, from 0, among several.
+    """
     known = set(keys)
     reversed_ = "input_proj.weight" in known and given is None  # MiMo; speculators have the embedding first
     first = base.get_text_config(decoder=True)
@@ -214,36 +228,47 @@ def mtp_layout(
         norms=True,
         chains_normed=True,
     )
-    return ModuleLayout(wiring, _mtp_config(first), _MTP)
+    return ModuleLayout(wiring, _mtp_config(first, number), _MTP)
 
 
-def _mtp_config(config: PreTrainedConfig) -> PreTrainedConfig:
+def _mtp_config(config: PreTrainedConfig, number: int) -> PreTrainedConfig:
     """The config of one decoder layer after those of a model: full attention, and experts where the model has them."""
     made = type(config).from_dict(config.to_dict())
     for own, key in (("mtp_layer_types", "layer_types"), ("mtp_mlp_layer_types", "mlp_layer_types")):
         kinds = getattr(config, key, None)
         if kinds:
             last = "full_attention" if key == "layer_types" else kinds[-1]
-            setattr(made, key, list(getattr(config, own, None) or [last])[:1])
+            named = list(getattr(config, own, None) or [])
+            setattr(made, key, named[number : number + 1] or [last])
     made.num_hidden_layers = 1
     if hasattr(made, "first_k_dense_replace"):
         made.first_k_dense_replace = 0
     return made
 
 
-def _decoder_config(name: str, content: Mapping[str, Any]) -> PreTrainedConfig:
-    """The config of a decoder from a config.json or a part of one."""
+def decoder_config(name: str, config: Mapping[str, Any], keys: Iterable[str], kind: str = "llama") -> PreTrainedConfig:
+    """The config of a module's decoder from its config.json, which may not say of which kind it is.
+
+    It has as many layers as the tensors: those of another number would be made in vain, and some configs list them.
+    """
+    content = config.get("transformer_layer_config") if SPECULATORS in config else config
+    if not isinstance(content, Mapping):
+        raise unread(name, "its config.json has no transformer_layer_config")
     known = {key: value for key, value in content.items() if key not in ("model_type", "architectures", "auto_map")}
+    numbers = {int(found[1]) for found in (re.match(r"layers\.(\d+)\.", key) for key in keys) if found}
+    known["num_hidden_layers"] = len(numbers | {0})
+    if isinstance(kinds := known.get("layer_types"), list):
+        known["layer_types"] = kinds[: len(numbers | {0})]
     try:
-        return AutoConfig.for_model(str(content.get("model_type", "llama")), **known)
+        return AutoConfig.for_model(str(content.get("model_type", kind)), **known)
     except Exception as error:  # transformers raises many types for a config that it cannot use
-        raise _wrong(name, f"its config is of no model of transformers: {plain_reason(error)}") from error
+        raise unread(name, f"its config is of no model of transformers: {plain_reason(error)}") from error
 
 
-def _wrong(name: str, why: str) -> TreeoptError:
+def unread(name: str, why: str) -> TreeoptError:
     what = f"{name} is not a draft module that treeopt reads"
     return TreeoptError(Code.DRAFT_INVALID, what, why=why)
 
 
-def _mismatch(name: str, why: str) -> TreeoptError:
+def mismatched(name: str, why: str) -> TreeoptError:
     return TreeoptError(Code.DRAFT_MISMATCH, f"{name} was not made for this base: {why}")

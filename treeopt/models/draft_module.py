@@ -10,6 +10,10 @@ positions, caches and experts are its own; only the way in and the way out are m
 
 with e the embedding and h, h_a, h_b, h_c states of the base. Embeddings and LM head that a checkpoint does not have are
 the base's.
+
+One layer drafts every level, from its own state at the parent. Of several MTP layers, layer d (from 0) drafts level
+d + 1: its row of a token, in the text or in a tree, reads the state of layer d - 1 at the token before. Levels below
+those of all layers are drafted by the last one. The first d rows of a text have no such state and are hidden.
 """
 
 from __future__ import annotations
@@ -74,8 +78,8 @@ class Wiring:
     own_embeddings: bool = False
 
 
-class DraftModule(PreTrainedModel):
-    """A draft module as a model, whose forward takes a hidden state beside each token.
+class StateModule(PreTrainedModel):
+    """A drafter as a model that reads hidden states of a base, with embeddings and LM head of its own or the base's.
 
     Args:
         config: of its decoder layers.
@@ -88,12 +92,49 @@ class DraftModule(PreTrainedModel):
     _supports_sdpa = True
 
     def __init__(
-        self, config: PreTrainedConfig, wiring: Wiring, embeddings: nn.Module, lm_head: nn.Module, vocab_size: int
+        self, config: PreTrainedConfig, wiring: Any, embeddings: nn.Module, lm_head: nn.Module, vocab_size: int
     ) -> None:
         super().__init__(config)
         self.wiring, self.base_vocab_size = wiring, vocab_size
+        if wiring.own_embeddings:
+            self.embeddings = nn.Embedding(vocab_size, config.hidden_size)
+        if wiring.vocabulary:
+            self.lm_head = nn.Linear(config.hidden_size, wiring.vocabulary, bias=False)
+            # The base's token of each of the module's: another one where the vocabulary is a part of the base's.
+            self.register_buffer("tokens", torch.arange(wiring.vocabulary))
+        # In the state, so that modules of equal weights that read other states have another fingerprint.
+        flags = [getattr(wiring, field.name) for field in fields(wiring) if field.type == "bool"]
+        numbers = getattr(wiring, "numbers", ())
+        self.register_buffer("wired", torch.tensor([*wiring.reads, -1, *map(int, flags), *numbers]))
+        self._of_base = (embeddings, lm_head)  # in a tuple, so that they are no parts of the module
+        self.generation_config = GenerationConfig()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings if self.wiring.own_embeddings else self._of_base[0]
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head if self.wiring.vocabulary else self._of_base[1]
+
+    @property
+    def token_map(self) -> Tensor | None:
+        """int64 [V_draft], the base's token of each of the module's; None where it has the base's LM head."""
+        return self.tokens if self.wiring.vocabulary else None
+
+    def head(self, normed: Tensor) -> Tensor:
+        """Logits [..., V_draft] of states after the module's norm."""
+        logits: Tensor = self.get_output_embeddings()(normed)
+        return logits.to(normed.device)  # the base's LM head may be on another one
+
+
+class DraftModule(StateModule):
+    """A draft module whose forward takes a hidden state beside each token; arguments as `StateModule`."""
+
+    def __init__(
+        self, config: PreTrainedConfig, wiring: Wiring, embeddings: nn.Module, lm_head: nn.Module, vocab_size: int
+    ) -> None:
+        super().__init__(config, wiring, embeddings, lm_head, vocab_size)
         width = config.hidden_size
-        self.decoder = _decoder(config)
+        self.decoder = stock_decoder(config)
         norm = self.decoder.norm
         if wiring.wide:
             self.decoder.layers[0] = WideLayer(self.decoder.layers[0], width, wiring.normed_residual)
@@ -109,32 +150,27 @@ class DraftModule(PreTrainedModel):
             self.state_norms = nn.ModuleList(_sized(norm, wiring.state_size) for _ in wiring.reads)
         if wiring.joint_norm:
             self.joint_norm = _sized(norm, read)
-        if wiring.own_embeddings:
-            self.embeddings = nn.Embedding(vocab_size, width)
-        if wiring.vocabulary:
-            self.lm_head = nn.Linear(width, wiring.vocabulary, bias=False)
-            # The base's token of each of the module's: another one where the vocabulary is a part of the base's.
-            self.register_buffer("tokens", torch.arange(wiring.vocabulary))
-        # In the state, so that heads of equal weights that read other states have another fingerprint.
-        flags = [getattr(wiring, field.name) for field in fields(wiring) if field.type == "bool"]
-        self.register_buffer("wired", torch.tensor([*wiring.reads, -1, *map(int, flags)]))
-        self._of_base = (embeddings, lm_head)  # in a tuple, so that they are no parts of the module
-        self.generation_config = GenerationConfig()
+        self.further = nn.ModuleList()  # MTP layers after the first
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings if self.wiring.own_embeddings else self._of_base[0]
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head if self.wiring.vocabulary else self._of_base[1]
+    def append(self, layer: DraftModule) -> None:
+        """Add an MTP layer after the last one."""
+        self.further.append(layer)
+        for part in layer.decoder.modules():
+            if isinstance(getattr(part, "layer_idx", None), int):
+                part.layer_idx = len(self.further)  # in the cache
+        self.config.num_hidden_layers += 1
+        if kinds := getattr(self.config, "layer_types", None):
+            self.config.layer_types = [*kinds, *layer.config.layer_types]
 
     @property
-    def token_map(self) -> Tensor | None:
-        """int64 [V_draft], the base's token of each of the module's; None where it has the base's LM head."""
-        return self.tokens if self.wiring.vocabulary else None
+    def state_width(self) -> int:
+        """Width of the states that a row reads: one of h for each layer."""
+        width: int = self.config.hidden_size
+        return width * (1 + len(self.further))
 
     def states(self, read: Tensor) -> Tensor:
-        """The state of a row of the first level, from the base's states side by side: [..., n * d] -> [..., h]."""
+        """What the first layer reads in rows of a text, of the base's states side by side: [..., n * d] -> [..., h]."""
         read = read.to(self.fc.weight.device, self.fc.weight.dtype)
         if not self.wiring.project:
             return read
@@ -152,62 +188,82 @@ class DraftModule(PreTrainedModel):
         hidden: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: Any = None,
+        level: int = 0,
         **inputs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits [B, n, V_draft] and the states that the next level reads, for tokens int64 [B, n] of the base.
 
         Args:
             input_ids: tokens of the base.
-            hidden: float [B, n, h], the state of each row; zeros where not given, as in a probe of masks.
+            hidden: float [B, n, state_width], what each row reads, or [B, n, h] for a text from its second token on;
+                zeros where not given, as in a probe of masks.
             logits_to_keep: as of stock models.
             output_hidden_states: not read; states are always returned.
+            level: of these nodes in the tree; 0 for tokens of the text, whose rows follow each other.
             inputs: mask, positions and cache, as of stock models.
         """
         embedding = self.get_input_embeddings()(input_ids)
-        hidden = torch.zeros_like(embedding) if hidden is None else hidden
-        if self.wiring.norms:
-            embedding, hidden = self.embedding_norm(embedding), self.state_norm(hidden)
-        pair = torch.cat([hidden, embedding] if self.wiring.state_first else [embedding, hidden], dim=-1)
-        out = self.decoder(inputs_embeds=pair if self.wiring.wide else self.fc(pair), **inputs)
-        before = out.last_hidden_state
-        after = self.norm(before)
-        kept = after[:, -logits_to_keep:] if isinstance(logits_to_keep, int) else _at(after, logits_to_keep)
+        layers: list[DraftModule] = [self, *self.further]
+        if hidden is None:
+            hidden = embedding.new_zeros(*embedding.shape[:-1], self.state_width)
+        hidden = pad(hidden, (0, self.state_width - hidden.shape[-1]))
+        read = list(hidden.chunk(len(layers), dim=-1))
+        first, last = min(level, len(layers) - 1), len(layers) - 1
+        below = [torch.zeros_like(part) for part in read]
+        for number in range(first, len(layers)):
+            masked = inputs if number == 0 else _hidden_rows(inputs, number, embedding)
+            out, before, after = layers[number].rows(embedding, read[number], masked)
+            state = after if self.wiring.chains_normed else before
+            if number == first:
+                logits = self.head(_at(after, logits_to_keep))
+            if number < last:
+                below[number + 1] = state
+                if level == 0:  # the row before is that of the token before
+                    read[number + 1] = torch.cat([read[number + 1][:, :1], state[:, :-1]], dim=1)
+            elif number == first:
+                below[number] = state
         return CausalLMOutputWithPast(
-            logits=self._head(kept),
-            past_key_values=out.past_key_values,
-            hidden_states=(after if self.wiring.chains_normed else before,),
+            logits=logits, past_key_values=out.past_key_values, hidden_states=(torch.cat(below, dim=-1),)
         )
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V_draft] at states that the next level reads, [..., h]."""
-        return self._head(hidden if self.wiring.chains_normed else self.norm(hidden))
+    def rows(self, embedding: Tensor, state: Tensor, inputs: dict[str, Any]) -> tuple[Any, Tensor, Tensor]:
+        """Outputs of this layer's decoder for embeddings and states [B, n, h], and these before and after its norm."""
+        if self.wiring.norms:
+            embedding, state = self.embedding_norm(embedding), self.state_norm(state)
+        pair = torch.cat([state, embedding] if self.wiring.state_first else [embedding, state], dim=-1)
+        out = self.decoder(inputs_embeds=pair if self.wiring.wide else self.fc(pair), **inputs)
+        return out, out.last_hidden_state, self.norm(out.last_hidden_state)
 
-    def _head(self, normed: Tensor) -> Tensor:
-        logits: Tensor = self.get_output_embeddings()(normed)
-        return logits.to(normed.device)  # the base's LM head may be on another one
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V_draft] after the root, at states that its children read, [..., state_width]."""
+        state = hidden.chunk(1 + len(self.further), dim=-1)[min(1, len(self.further))]
+        return self.head(state if self.wiring.chains_normed else self.norm(state))
 
 
 def draft_reads(model: nn.Module) -> tuple[int, ...]:
     """The base's hidden states that a draft reads, as of `Base.reading`; none where it is no module."""
-    return model.wiring.reads if isinstance(model, DraftModule) else ()
+    return model.wiring.reads if isinstance(model, StateModule) else ()
 
 
 def kind_of(model: nn.Module) -> str:
     """The kind of a draft, a key of `DRAFT_KINDS`."""
-    return model.wiring.kind if isinstance(model, DraftModule) else MODEL
+    return model.wiring.kind if isinstance(model, StateModule) else MODEL
 
 
 def over_tokens(scores: Tensor, model: nn.Module, vocab_size: int) -> Tensor:
     """Scores [..., V_draft] of a draft as those of the base's tokens [..., V]; -inf for others."""
-    tokens = model.token_map if isinstance(model, DraftModule) else None
+    tokens = model.token_map if isinstance(model, StateModule) else None
     if tokens is None:
         return pad(scores[..., :vocab_size], (0, max(0, vocab_size - scores.shape[-1])), value=-torch.inf)
     return scores.new_full((*scores.shape[:-1], vocab_size), -torch.inf).index_copy(-1, tokens, scores)
 
 
 def layout_of(model: nn.Module) -> str:
-    """The layout of a module; empty for a draft model."""
-    return model.wiring.title if isinstance(model, DraftModule) else ""
+    """The layout of a module, and the number of its MTP layers where these are several; empty for a draft model."""
+    if not isinstance(model, StateModule):
+        return ""
+    further = len(model.further) if isinstance(model, DraftModule) else 0
+    return f"{model.wiring.title}, {1 + further} layers" if further else model.wiring.title
 
 
 def title_of(model: nn.Module) -> str:
@@ -244,7 +300,7 @@ class WideLayer(nn.Module):
         return made
 
 
-def _decoder(config: PreTrainedConfig) -> Any:
+def stock_decoder(config: PreTrainedConfig) -> Any:
     """The stock decoder of a config, with its rotary embeddings and one token's embedding, which is not used."""
     config = copy.deepcopy(config)
     config.vocab_size, config.pad_token_id = 1, None
@@ -261,8 +317,41 @@ def _sized(norm: Any, width: int) -> nn.Module:
     return sized
 
 
-def _at(states: Tensor, places: Tensor) -> Tensor:
-    """[B, n, h] at the places int64 [m] or [B, m]."""
+def _hidden_rows(inputs: dict[str, Any], count: int, like: Tensor) -> dict[str, Any]:
+    """The inputs of a layer that has no states of the first `count` rows: later rows do not attend to these."""
+    mask, cache = inputs.get("attention_mask"), inputs.get("past_key_values")
+    # All layers read as many rows of the cache; the layers before this one have added theirs already.
+    before = 0 if cache is None else cache.get_seq_length(count)
+
+    def narrowed(one: Tensor | None) -> Tensor:
+        if one is not None and one.dim() > 2:
+            return _without(one, count, inputs["position_ids"])
+        whole = _causal(like, one, int(before))  # a text by itself, or a padded one
+        rows = torch.arange(whole.shape[-1] - like.shape[1], whole.shape[-1], device=like.device)[None]
+        return _without(whole, count, rows)
+
+    found = {kind: narrowed(one) for kind, one in mask.items()} if isinstance(mask, dict) else narrowed(mask)
+    return inputs | {"attention_mask": found}
+
+
+def _causal(like: Tensor, real: Tensor | None, before: int) -> Tensor:
+    """The mask float [B, 1, n, m] of n tokens after some others, of which `real` [B, m] are no padding."""
+    width = before + like.shape[1] if real is None else real.shape[1]
+    seen = torch.ones(like.shape[1], width, dtype=torch.bool, device=like.device).tril(width - like.shape[1])[None]
+    seen = seen if real is None else seen & real.bool()[:, None]
+    return like.new_zeros(seen.shape).masked_fill(~seen, torch.finfo(like.dtype).min)[:, None]
+
+
+def _without(mask: Tensor, count: int, rows: Any) -> Tensor:
+    """The mask float [B, 1, n, m] without the first `count` columns, but for the rows of these themselves."""
+    hidden = (torch.arange(mask.shape[-1], device=mask.device) < count) & (rows >= count)[:, None, :, None]
+    return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
+
+
+def _at(states: Tensor, places: int | Tensor) -> Tensor:
+    """[B, n, h] at the last places, or those int64 [m] or [B, m]."""
+    if isinstance(places, int):
+        return states[:, -places:]
     if places.dim() == 1:
         return states[:, places]
     return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))

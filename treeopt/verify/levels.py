@@ -30,6 +30,7 @@ class LevelSession:
         self._masks = TreeMasks(base, 1, 0, layer_windows(base.model.config))
         self._cache = TreeCache(bucket(1), base.layers)
         self.hidden: Tensor | None = None  # of a draft module: float [B, n, h], its states at the last nodes
+        self._level = 0  # of the last nodes; 0 for tokens of the texts
         self._depths: Ints
         self._visible: NDArray[np.bool_]
         self.keep([0] * rows)
@@ -45,7 +46,9 @@ class LevelSession:
         above = self._visible[np.arange(len(self._visible))[:, None], parents]  # [1 or B, n, m]
         itself = np.broadcast_to(np.eye(tokens.shape[1], dtype=np.bool_), (len(above), *[tokens.shape[1]] * 2))
         self._visible = np.concatenate([above, itself], axis=2)
-        self._depths = np.append(self._depths, np.full(tokens.shape[1], self._depths.max(initial=-1) + 1))
+        depth = self._depths.max(initial=-1) + 1
+        self._depths = np.append(self._depths, np.full(tokens.shape[1], depth))
+        self._level = int(depth) + 1
         return self._run(tokens, self._depths, self._visible)
 
     def append(self, tokens: Tensor, *, logits_to_keep: int = 0, hidden: Tensor | None = None) -> Tensor:
@@ -53,8 +56,13 @@ class LevelSession:
 
         `hidden` float [B, n, h] are the base's states for a draft module.
         """
-        count, self.hidden = tokens.shape[1], hidden
+        count, self.hidden, self._level = tokens.shape[1], hidden, 0
         return self._run(tokens, np.arange(count), np.tri(count, dtype=np.bool_)[None], logits_to_keep)
+
+    def block(self, tokens: Tensor, visible: NDArray[np.bool_]) -> Tensor:
+        """One forward over n rows after the texts, int64 [B, n], of which each attends to those `visible` [n, n]."""
+        self.hidden, self._level = None, 0
+        return self._run(tokens, np.arange(tokens.shape[1]), visible[None])
 
     def after(self, hidden: Tensor) -> None:
         """Begin trees of a draft module at its states float [B, h], and drop others."""
@@ -82,7 +90,7 @@ class LevelSession:
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=logits_to_keep,
-            **({} if self.hidden is None else {"hidden": self.hidden}),
+            **({} if self.hidden is None else {"hidden": self.hidden, "level": self._level}),
         )
         self.hidden = None if self.hidden is None else states
         return logits

@@ -318,7 +318,7 @@ class KernelSession(KernelRows):
 
     source: LogitsSource
 
-    def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor:
+    def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor | None:
         packed = top_logprobs(self.source.logits(states, self.depth, logits), self.source.known)
         return packed.transpose(0, 1).flatten(1)
 
@@ -326,8 +326,11 @@ class KernelSession(KernelRows):
         self.looked = observed
 
     def begin(self, roots: Tensor, states: Tensor) -> None:
-        seen = self.observe(states).numpy(force=True) if self.looked is None else self.looked
-        self.set_step(seen)
+        if self.looked is None:
+            observed = self.observe(states)
+            assert observed is not None
+            self.looked = observed.numpy(force=True)
+        self.set_step(self.looked)
 
     def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
         self.begin(roots, states)

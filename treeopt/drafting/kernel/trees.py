@@ -288,7 +288,7 @@ def trace_rows(k: Kernel, first: int, last: int, true: Ints, ranks: Ints, confid
                 if k.work.token[i] == token:
                     place = i
             rank = NO_CANDIDATE
-            if place >= 0:
+            if place >= 0 and scores[place] > _TAKEN:  # a node without probability is void in a tree
                 rank = 0
                 for i in range(count):
                     rank += scores[i] > scores[place] or (scores[i] == scores[place] and i < place)

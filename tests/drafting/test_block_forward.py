@@ -1,0 +1,141 @@
+"""Block drafters in each layout: the logits of all levels against a naive forward from the tensors, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from naive_blocks import CONFIGS, NaiveBlock, random_state, read_states
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from treeopt.drafter import Drafter
+from treeopt.drafting.block import BlockProposer
+from treeopt.drafting.interface import Observed
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.base import Base
+from treeopt.models.draft_files import kind_in_files, load_draft
+
+VOCAB, LAYERS = 96, 6
+READ = [name for name, (kind, _) in CONFIGS.items() if not kind.startswith("dspark")]
+
+
+@pytest.fixture(scope="module")
+def base() -> Base:
+    """A base model of random weights."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=VOCAB, num_hidden_layers=LAYERS, bos_token_id=None, eos_token_id=None, **sizes)
+    model = LlamaForCausalLM(config).eval()
+    for weight in model.parameters():
+        weight.data = torch.randn_like(weight) * (0.2 if weight.dim() > 1 else 0.1) + (weight.dim() == 1)
+    return Base(model, None, "base")
+
+
+def drafter_in(folder: Path, name: str, base: Base, **changed: Any) -> tuple[str, NaiveBlock]:
+    """A drafter of random weights in a folder, and its naive forward."""
+    kind, config = CONFIGS[name]
+    embeddings, lm_head = base.model.get_input_embeddings().weight.data, base.lm_head.weight.data
+    state = random_state(kind, config, 3, embeddings, lm_head)
+    folder.mkdir(exist_ok=True)
+    save_file({key: one.contiguous() for key, one in state.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**config, **changed}))
+    return str(folder), NaiveBlock(kind, config, state, embeddings, lm_head, LAYERS)
+
+
+class Recording(BlockProposer):
+    """Records the logits that it packs."""
+
+    def pack(self, logits: Tensor) -> Observed:
+        self.seen = logits.clone()
+        return super().pack(logits)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", READ)
+def test_block_is_its_naive_forward(name: str, base: Base, tmp_path: Path) -> None:
+    """The logits of every level at several roots of a text, by the code of tracing; nothing after a root is read."""
+    folder, naive = drafter_in(tmp_path / "draft", name, base)
+    draft = load_draft(folder, base)
+    assert kind_in_files(folder) == "block"
+    reads = read_states(naive.config, LAYERS)
+    assert draft.model.wiring.reads == reads
+    assert draft.model.levels == naive.levels
+    text = torch.randint(0, VOCAB, (14,), generator=torch.Generator().manual_seed(1)).tolist()
+    roots = [1, 6, 12]
+    proposer = Recording(base, draft, Drafter.model_only(naive.levels, 8, draft.fingerprint, "block"))
+    session = proposer.start([text], naive.levels, [[root + 1 for root in roots]])
+    _, states = base.reading(reads).forward(torch.tensor([text[:-1]]), use_cache=False)
+    session.read([states[0]])
+    session.begin(torch.tensor([text[root] for root in roots]), states[0, :1].expand(len(roots), -1))
+    for row, root in enumerate(roots):
+        expected = torch.stack(naive.logits(text[: root + 1], states[0, :root], []))
+        torch.testing.assert_close(proposer.seen[row], expected, rtol=0, atol=1e-5)
+    best = session.candidates(torch.zeros(len(roots), naive.levels, dtype=torch.long).numpy(), 3)
+    ranked = expected.argsort(dim=-1, descending=True, stable=True)[:, :3]
+    assert best[-1].tolist() == [list(naive.target(one.tolist())) for one in ranked]
+
+
+def test_masks_of_kinds_of_layers(base: Base, tmp_path: Path) -> None:
+    """A block with a sliding and a full layer: with a window beyond the text as without, with a short one not."""
+    found = []
+    for window in (64, 2, 0):
+        kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": window} if window else {}
+        folder, _ = drafter_in(tmp_path / str(window), "dflash", base, **kinds)
+        draft = load_draft(folder, base)
+        proposer = Recording(base, draft, Drafter.model_only(draft.model.levels, 8, draft.fingerprint, "block"))
+        text = list(range(20, 32))
+        _, states = base.reading(proposer.reads).forward(torch.tensor([text[:-1]]), use_cache=False)
+        session = proposer.start([text], draft.model.levels)
+        session.read([states[0]])
+        session.begin(torch.tensor(text[-1:]), states[:, -1])
+        found.append(proposer.seen)
+    torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-6)
+    assert not torch.allclose(found[1], found[2], rtol=0, atol=1e-3)
+
+
+def test_drafters_of_other_masks_and_sizes_are_others(base: Base, tmp_path: Path) -> None:
+    """Their fingerprints differ, though their weights are equal."""
+    settings = [{}, {"block_size": 6}, {"dflash_config": {"mask_token_id": 7, "target_layer_ids": [0, 2, 3]}}]
+    folders = [drafter_in(tmp_path / str(i), "dflash", base, **one)[0] for i, one in enumerate(settings)]
+    assert len({load_draft(folder, base).fingerprint for folder in folders}) == 3
+
+
+REFUSED = {
+    "conv_kernel_size": ({"dflash_config": {"mask_token_id": 95, "conv_kernel_size": 2}}, "conv_kernel_size is 2"),
+    "block_size": ({"block_size": 1}, "block_size is 1"),
+    "mask_token_id": ({"dflash_config": {}}, "mask_token_id is None"),
+    "states": ({"dflash_config": {"mask_token_id": 95, "target_layer_ids": [9]}}, r"reads the states \[10\]"),
+    "mask": ({"dflash_config": {"mask_token_id": 96, "target_layer_ids": [0, 2, 3]}}, "its mask is token 96"),
+    "sample_from_anchor": ({"sample_from_anchor": True}, "as DSpark"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_read_is_one_error(name: str, base: Base, tmp_path: Path) -> None:
+    """Keys that change the forward, and numbers that do not fit, are named."""
+    changed, said = REFUSED[name]
+    folder, _ = drafter_in(tmp_path / "draft", "dflash", base, **changed)
+    with pytest.raises(TreeoptError, match=said) as caught:
+        load_draft(folder, base)
+    assert caught.value.code in (Code.DRAFT_INVALID, Code.DRAFT_MISMATCH)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in READ])
+def test_kinds_that_are_not_read_are_named(name: str, base: Base, tmp_path: Path) -> None:
+    folder, _ = drafter_in(tmp_path / "draft", name, base)
+    with pytest.raises(TreeoptError, match="DSpark, a block drafter") as caught:
+        load_draft(folder, base)
+    assert caught.value.code is Code.DRAFT_INVALID
+
+
+def test_a_drafter_of_more_levels_than_the_block(base: Base, tmp_path: Path) -> None:
+    folder, naive = drafter_in(tmp_path / "draft", "dflash", base)
+    draft = load_draft(folder, base)
+    with pytest.raises(TreeoptError, match=f"drafts {naive.levels}") as caught:
+        BlockProposer(base, draft, Drafter.model_only(naive.levels + 1, 8, draft.fingerprint, "block"))
+    assert caught.value.code is Code.TREE_TOO_DEEP
