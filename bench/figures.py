@@ -47,6 +47,11 @@ FIGURES: dict[str, tuple[str, ...]] = {
         f"treeopt compare {ALPACA} --dtype bfloat16,float32 --methods lookup,ngram --test-limit 8 "
         "--learn-limit 200 --learn-tokens 30000 --max-new-tokens 128 --batch-size 32",
     ),
+    "compare-smollm2-eagle": (
+        f"treeopt compare {ALPACA} --skip 600 --dtype bfloat16 --draft tests/data/smollm2-eagle3 "
+        "--methods lookup,ngram,eagle,eagle+ngram --test-limit 5 --learn-limit 100 --learn-tokens 10000 "
+        "--max-new-tokens 128 --batch-size 32",
+    ),
     "step-smollm2": ("python bench/step.py build/smollm2 --repeats 15",),
     "learned-text-smollm2": (
         "python bench/learned_text.py build/smollm2 --tokens 0 10000 30000 --known 200 --questions 3 --dtype bfloat16",
@@ -93,6 +98,8 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "counters": ("python bench/counters.py --limit 480",),
     "modules-pocket": ("python bench/modules.py --model pocket",),
     "modules-tinystories": ("python bench/modules.py --model tinystories",),
+    "modules-hybrid": ("python bench/modules.py --model hybrid",),
+    "modules-smollm2": ("python bench/modules.py --model smollm2 --tokens 10000",),
     "path-trees": (
         f"treeopt calibrate --limit 160 --force -o {WORK}/paths-pocket.safetensors",
         f"treeopt calibrate {STORIES} --max-new-tokens 160 --batch-size 64 --force -o {WORK}/paths-stories.safetensors",

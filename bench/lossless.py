@@ -4,6 +4,7 @@
     python bench/lossless.py --families paths     # of the families that verify trees by paths alone
     python bench/lossless.py --case 12345         # one of them
     python bench/lossless.py --case 12345 --set rows=0 --set nodes=4
+    python bench/lossless.py --set drafter=eagle  # all cases with random EAGLE heads
 
 The texts of exact rules are those of stock greedy `generate`, those of the typical rule are checked token by token with
 a plain forward, and those of rules that draw by a chi-square test. A case that fails is made simpler as long as it
@@ -102,11 +103,11 @@ def show_failure(case: Case, result: Result) -> None:
         print(f"  simpler: {run(simple).detail}\n  {command(simple)}", flush=True)
 
 
-def campaign(first: int, count: int, families: Sequence[str]) -> int:
-    """Run the cases of consecutive seeds on some families; the number that failed."""
+def campaign(first: int, count: int, families: Sequence[str], settings: Sequence[str] = ()) -> int:
+    """Run the cases of consecutive seeds on some families, with fields set; the number that failed."""
     tally, begin = Tally(), time.perf_counter()
     for done, seed in enumerate(range(first, first + count), start=1):
-        case = draw(seed, families)
+        case = with_settings(draw(seed, families), settings)
         result = run(case)
         tally.add(case, result)
         if result.outcome == FAILED:
@@ -132,7 +133,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--families", choices=list(KINDS), default="all", help="by the route of their trees")
     parser.add_argument("--case", type=int, help="run the case of this seed alone")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="with --case: change a field")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a field of the cases")
     add_tiny(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -140,7 +141,7 @@ def main() -> None:
     print(f"{machine(1)}, transformers {transformers.__version__}")
     families = KINDS[options.families]
     if options.case is None:
-        if campaign(options.first, TINY if options.tiny else options.cases, families):
+        if campaign(options.first, TINY if options.tiny else options.cases, families, options.set):
             sys.exit(1)
         return
     case = with_settings(draw(options.case, families), options.set)

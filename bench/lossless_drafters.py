@@ -13,17 +13,20 @@ from tiny_families import VOCAB
 
 from treeopt.decode.rejection import DrawnChain
 from treeopt.decode.rules import Sample
+from treeopt.defaults import EAGLE
 from treeopt.drafter import Drafter
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.plans import TreeSource, trees_for
 from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.models.base import Base
+from treeopt.models.draft_module import kind_of
 from treeopt.policy import Plan, TreePolicy
 from treeopt.tree import Tree
 
 from helpers import random_tree  # isort: skip - known_texts makes tests/ importable
 from naive_draft import random_drafter  # isort: skip
 from tiny import random_heads  # isort: skip
+from tiny_modules import tiny_module  # isort: skip
 
 COSTS = ((1, 0.1), (2, 0.2), (4, 0.3), (6, 0.5), (8, 0.9), (16, 1.4))
 
@@ -36,7 +39,7 @@ def source_of(case: Case, base: Base, texts: Sequence[Sequence[int]]) -> TreeSou
         return KnownTexts(base, texts, nodes, min(case.depth, nodes - 1), case.seed)
     if case.drafter == "none":
         return trees_for(base, None, Tree(()))
-    if case.drafter == "drawn chain":
+    if case.drafter == "drawn chain" or (case.drafter == EAGLE and case.rule in DRAWN):
         drawn = RULES[case.rule] if case.rule in DRAWN else Sample(1.0, seed=1)
         assert isinstance(drawn, Sample)
         return DrawnChain(base, _draft(case, base), drawn, case.depth)
@@ -60,13 +63,18 @@ def _record(case: Case, base: Base, rng: np.random.Generator) -> tuple[Drafter, 
         return random_drafter(rng, VOCAB, "voted" if case.drafter == "heads+ngram" else "lm head", 20)[1], None
     draft = _draft(case, base)
     if case.drafter != "model+ngram":
-        return Drafter.model_only(case.depth, int(rng.integers(2, 9)), draft.fingerprint), draft
+        top = int(rng.integers(2, 9))
+        return Drafter.model_only(case.depth, top, draft.fingerprint, kind_of(draft.model)), draft
     made = random_drafter(rng, VOCAB, "voted", 20)[1]
     return dataclasses.replace(made, levels=made.levels[:1] * case.depth, num_heads=0, draft=draft.fingerprint), draft
 
 
 def _draft(case: Case, base: Base) -> Base:
-    """The draft model: the base itself, or another random model."""
+    """The draft model: the base itself, or another random model or EAGLE head."""
+    if case.drafter == EAGLE:
+        kind = ("eagle3", "eagle1")[case.seed % 2]
+        made: Base = tiny_module(base, kind, case.seed, vocabulary=VOCAB // 2 if case.seed % 4 == 0 else 0)
+        return made
     if case.drafter == "itself" or (case.drafter == "drawn chain" and case.seed % 2):
         return base
     return base_of(case.draft, "sdpa", "float32", case.context, -1 - case.block % 2)

@@ -1,17 +1,19 @@
-"""An EAGLE-3 head or an MTP layer of a base model.
+"""An EAGLE-3 head, a block drafter or an MTP layer of a base model.
 
     python bench/make_module.py RECIPE FOLDER [--shared SHARED] [--minutes N]
 
 The module learns the base's next-token distributions by Kullback-Leibler divergence, on the base's own text, over
 several levels at once (arXiv:2503.01840, "training-time test"): level 1 reads the base's states, each further level the
 states of the level before, and attends to the rows of level 1 before its position and to its own position's rows above.
+The levels of a block drafter are those of blocks at random roots of the texts (arXiv:2602.06036).
+
 The learning rate is constant until an epoch lowers the loss on held-out texts by less than `least_gain`, and falls to 0
 in one more epoch.
 
 Writes into FOLDER the module in bfloat16 and `losses.json`: an EAGLE-3 head in the layout of SpecForge and SGLang; the
-tensors of an MTP layer in `model-mtp.safetensors` with an index, for the folder of the base. Also `answers.jsonl`, the
-text, and `training.pt`, the state of an unfinished run, which are not part of the module. An interrupted run, or one
-that has used its minutes, goes on from there.
+tensors of an MTP layer in `model-mtp.safetensors` with an index, for the folder of the base. Also the texts (*.jsonl)
+and `training.pt`, the state of an unfinished run, which are not part of the module. An interrupted run, or one that has
+used its minutes, goes on from there.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ import argparse
 import io
 import json
 import math
+import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,15 +37,16 @@ from pydantic import Field
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import DynamicCache, LlamaConfig, set_seed
+from transformers import DynamicCache, LlamaConfig, Qwen3Config, set_seed
 
 from treeopt.defaults import EAGLE
 from treeopt.files import strict_yaml
 from treeopt.files.atomic import write_bytes, write_text
 from treeopt.files.strict_yaml import Schema, check
 from treeopt.models.base import Base, load_base
+from treeopt.models.block_module import BlockModule, BlockWiring
 from treeopt.models.draft_layouts import mtp_layout
-from treeopt.models.draft_module import OWN, DraftModule, Wiring
+from treeopt.models.draft_module import OWN, DraftModule, StateModule, Wiring
 from treeopt.texts.prompts import load_prompts
 from treeopt.train.data import load_texts
 from treeopt.train.distill import distill
@@ -56,14 +61,34 @@ MTP_NAMES = {
     "mtp.norm.": "norm.",
     "mtp.layers.0.": "decoder.layers.0.",
 }
+KEPT = (  # keys of a config that are written
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
+    *("max_position_embeddings", "rms_norm_eps", "rope_parameters", "num_hidden_layers", "vocab_size"),
+)
+WINDOW = 16  # steps whose texts are ordered by length
 UNSEEN_ONE_IN = 10  # modules of the corpus that are kept for judging, as for pocket
 
 
 class EaglePart(Schema):
-    """The sizes of an EAGLE-3 head; all others are the base's. `reads` are hidden states of the base, as `HS[i]`."""
+    """The sizes of an EAGLE-3 head; all others are the base's. `reads` are hidden states of the base, as `HS[i]`.
+
+    `draft_vocabulary` is the number of the texts' most frequent tokens that it drafts; None for all.
+    """
 
     reads: list[int]
     intermediate_size: int
+    draft_vocabulary: int | None = None
+
+
+class BlockPart(Schema):
+    """The sizes of a block drafter, DFlash; all others are the base's. `size` counts the root, `mask` is a token."""
+
+    reads: list[int]
+    layers: int
+    intermediate_size: int
+    size: int
+    mask: int
+    anchors: int  # blocks of a text in a step
 
 
 class TrainingPart(Schema):
@@ -83,25 +108,51 @@ class TrainingPart(Schema):
 
 
 class ModuleRecipe(Schema):
-    """The format `treeopt.module-recipe/1`; its texts begin with openings of a corpus, or are the base's own talk.
+    """The format `treeopt.module-recipe/1`; its texts begin with openings of a corpus, answer the first `questions`
+    prompts of AlpacaEval, and are the base's own talk, `self_talk` texts of each of so many seeds.
 
-    Without `eagle` an MTP layer is made, of the base's own decoder layer.
+    Without `eagle` or `block` an MTP layer is made, of the base's own decoder layer.
     """
 
     schema_name: Literal["treeopt.module-recipe/1"] = Field(alias="schema")
     base: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
     openings: SeedsPart | None = None
+    questions: int | None = None
     self_talk: int | None = None
+    self_talk_seeds: int = 1
     answers: AnswersPart
     eagle: EaglePart | None = None
+    block: BlockPart | None = None
     training: TrainingPart
 
 
-class State:
-    """A training in progress: the module, its optimizer, and the losses of each epoch on held-out texts."""
+@dataclass(frozen=True)
+class Text:
+    """A text and what the base gives for it.
 
-    def __init__(self, module: DraftModule, settings: TrainingPart) -> None:
-        self.module, self.settings = module, settings
+    Args:
+        ids: tokens int64 [T].
+        read: the states that the module reads, side by side, [T, n * d].
+        last: input of the LM head [T, d].
+        inside: float [T], the probability that the base gives to the tokens that the module drafts.
+    """
+
+    ids: Tensor
+    read: Tensor
+    last: Tensor
+    inside: Tensor
+
+
+class State:
+    """A training in progress: the module, the base's rows of the LM head of the tokens that it drafts [V_draft, d], its
+    optimizer, and the losses of each epoch on held-out texts.
+    """
+
+    def __init__(
+        self, module: DraftModule | BlockModule, lm_head: Tensor, settings: TrainingPart, anchors: int
+    ) -> None:
+        self.module, self.lm_head, self.settings, self.anchors = module, lm_head, settings, anchors
         wide = [[p for p in module.parameters() if (p.dim() > 1) is side] for side in (True, False)]
         decays = (settings.weight_decay, 0.0)
         groups = [{"params": part, "weight_decay": decay} for part, decay in zip(wide, decays, strict=True)]
@@ -136,17 +187,21 @@ def make(recipe: ModuleRecipe, folder: Path, shared: Path, minutes: float = 100.
         False where the minutes were used before the last step: call again to go on.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if recipe.block is not None and recipe.training.levels != recipe.block.size - 1:
+        sys.exit(f"training.levels is {recipe.training.levels}, and a block of {recipe.block.size} rows has one less")
     if (folder / "losses.json").exists():
         return True
     local = shared / "models" / recipe.base
-    base = load_base(str(local if local.exists() else recipe.base), dtype="float32", device="cpu")
-    texts = own_texts(recipe, base, folder)
-    held_out, seen = texts[: recipe.training.held_out], texts[recipe.training.held_out :]
-    state = State(new_module(recipe, base), recipe.training)
-    base = base.reading(state.module.wiring.reads)
+    base = load_base(str(local if local.exists() else recipe.base), dtype=recipe.dtype, device="cpu")
+    texts = own_texts(recipe, base, folder, shared)
+    module = new_module(recipe, base, texts)
+    read = [with_states(ids, base, module) for ids in texts]
+    held_out, seen = read[: recipe.training.held_out], read[recipe.training.held_out :]
+    anchors = recipe.block.anchors if recipe.block is not None else 0
+    state = State(module, base.lm_head.weight.detach()[drafted(module)], recipe.training, anchors)
     if (folder / "training.pt").exists():
         state.load(folder / "training.pt")
-    if not train(state, base, seen, held_out, folder, minutes):
+    if not train(state, seen, held_out, folder, minutes):
         return False
     save(state.module, recipe, base, folder)
     names = [f"level {level}" for level in range(1, recipe.training.levels + 1)]
@@ -155,45 +210,53 @@ def make(recipe: ModuleRecipe, folder: Path, shared: Path, minutes: float = 100.
     return True
 
 
-def own_texts(recipe: ModuleRecipe, base: Base, folder: Path) -> list[Tensor]:
+def own_texts(recipe: ModuleRecipe, base: Base, folder: Path, shared: Path) -> list[Tensor]:
     """The base's text as token ids int64 [T], in a random order."""
-    answers = folder / "answers.jsonl"
-    if not answers.exists():
-        prompts: Any = None
-        if recipe.openings is not None:
-            seeds, seed = folder / "seeds.jsonl", recipe.training.seed
-            seen = [d for d in standard_library() if not is_unseen(d, UNSEEN_ONE_IN)]
-            write_openings(seeds, seen, recipe.openings.characters, recipe.openings.seeds, seed)
-            prompts = load_prompts(str(seeds))
-        else:
-            prompts = SelfTalk(recipe.self_talk or 0)
-        resume = answers.with_name("answers.jsonl.partial").exists()
-        distill(base, prompts, answers, resume=resume, **recipe.answers.model_dump())
-    examples = load_texts(base, [str(answers)], length=recipe.training.length).examples
-    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(recipe.training.seed)).tolist()
+    seed, runs = recipe.training.seed, dict[str, Any]()
+    if recipe.openings is not None:
+        seeds = folder / "seeds.jsonl"
+        seen = [d for d in standard_library() if not is_unseen(d, UNSEEN_ONE_IN)]
+        write_openings(seeds, seen, recipe.openings.characters, recipe.openings.seeds, seed)
+        runs["openings"] = (load_prompts(str(seeds)), 0)
+    if recipe.questions is not None:
+        questions = shared / "data" / "alpaca_eval.json"
+        runs["questions"] = (load_prompts(str(questions), limit=recipe.questions), 0)
+    for number in range(recipe.self_talk_seeds if recipe.self_talk else 0):
+        runs[f"self-talk-{number}"] = (SelfTalk(recipe.self_talk or 0), number)
+    files = [folder / f"{name}.jsonl" for name in runs]
+    for answers, (prompts, of_run) in zip(files, runs.values(), strict=True):
+        if not answers.exists():
+            resume = answers.with_name(f"{answers.name}.partial").exists()
+            distill(base, prompts, answers, resume=resume, seed=of_run, **recipe.answers.model_dump())
+    examples = load_texts(base, [str(path) for path in files], length=recipe.training.length).examples
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed)).tolist()
     return [torch.from_numpy(examples[index].ids).long() for index in order]
 
 
-def new_module(recipe: ModuleRecipe, base: Base) -> DraftModule:
+@torch.inference_mode()
+def with_states(ids: Tensor, base: Base, module: StateModule) -> Text:
+    """A text with the base's states and probabilities: they are computed once, for all epochs."""
+    logits, states = base.reading((*module.wiring.reads, base.layers)).forward(ids[None], use_cache=False)
+    read, last = states[0, :, : -base.hidden_size], states[0, :, -base.hidden_size :]
+    inside = logits[0].float().softmax(-1)[:, drafted(module)].sum(-1)
+    return Text(ids, read.clone(), last.clone(), inside)
+
+
+def drafted(module: StateModule) -> Tensor | slice:
+    """The tokens that a module drafts, as an index."""
+    return slice(None) if module.token_map is None else module.token_map
+
+
+def new_module(recipe: ModuleRecipe, base: Base, texts: Sequence[Tensor]) -> DraftModule | BlockModule:
     """A module of random weights, a head with the base's LM head; this seeds all random generators."""
     set_seed(recipe.training.seed)
     of_base, eagle, shared = base.model.config, recipe.eagle, (base.model.get_input_embeddings(), base.lm_head)
+    if recipe.block is not None:
+        return new_block(recipe.block, base)
     if eagle is None:
         layout = mtp_layout({"fc.weight"}, of_base, base.hidden_size)
         return DraftModule(layout.config, layout.wiring, *shared, base.vocab_size)
-    config = LlamaConfig(
-        hidden_size=of_base.hidden_size,
-        intermediate_size=eagle.intermediate_size,
-        num_hidden_layers=1,
-        num_attention_heads=of_base.num_attention_heads,
-        num_key_value_heads=of_base.num_key_value_heads,
-        head_dim=of_base.head_dim,
-        max_position_embeddings=of_base.max_position_embeddings,
-        rms_norm_eps=of_base.rms_norm_eps,
-        rope_parameters=of_base.rope_parameters,
-        vocab_size=of_base.vocab_size,
-        attn_implementation="sdpa",
-    )
+    config = LlamaConfig(intermediate_size=eagle.intermediate_size, num_hidden_layers=1, **sizes_of(base))
     wiring = Wiring(
         EAGLE,
         "EAGLE-3",
@@ -201,22 +264,39 @@ def new_module(recipe: ModuleRecipe, base: Base) -> DraftModule:
         base.hidden_size,
         wide=True,
         project=True,
-        vocabulary=base.vocab_size,
+        vocabulary=eagle.draft_vocabulary or base.vocab_size,
     )
     module = DraftModule(config, wiring, *shared, base.vocab_size)
-    module.lm_head.weight.data.copy_(base.lm_head.weight)
+    counts = torch.bincount(torch.cat(list(texts)), minlength=base.vocab_size)
+    module.tokens.copy_(counts.argsort(descending=True, stable=True)[: wiring.vocabulary].sort().values)
+    module.lm_head.weight.data.copy_(base.lm_head.weight[module.tokens])
     return module
 
 
-def losses(module: DraftModule, base: Base, texts: Sequence[Tensor], levels: int) -> Tensor:
+def sizes_of(base: Base) -> dict[str, Any]:
+    """The sizes of a base that its modules share."""
+    names = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings")
+    more = ("rms_norm_eps", "rope_parameters", "vocab_size")
+    return {name: getattr(base.model.config, name) for name in (*names, *more)} | {"attn_implementation": "sdpa"}
+
+
+def new_block(block: BlockPart, base: Base) -> BlockModule:
+    """A block drafter of random weights, with the base's embeddings and LM head."""
+    config = Qwen3Config(intermediate_size=block.intermediate_size, num_hidden_layers=block.layers, **sizes_of(base))
+    wiring = BlockWiring("DFlash", tuple(block.reads), base.hidden_size, block.size, block.mask)
+    return BlockModule(config, wiring, base.model.get_input_embeddings(), base.lm_head, base.vocab_size)
+
+
+def losses(module: DraftModule, lm_head: Tensor, texts: Sequence[Text], levels: int) -> Tensor:
     """float [levels]: the mean divergence of each level from the base's distribution of the token that it drafts.
 
-    The row of position i, at level d, reads token i + d and predicts token i + d + 1.
+    The row of position i, at level d, reads token i + d and predicts token i + d + 1. Of a draft vocabulary the
+    distributions are over its tokens, weighted by the probability that the base gives to them.
     """
-    ids = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
-    ends = torch.tensor([len(text) for text in texts])
+    ids, read, last, inner = padded(texts)
+    ends = torch.tensor([len(text.ids) for text in texts])
     with torch.no_grad():
-        wanted, read = base.forward(ids, use_cache=False)
+        wanted = torch.nn.functional.linear(last, lm_head)
     rows = ids.shape[1] - levels
     places, cache = torch.arange(rows), DynamicCache()
     causal = places[:, None] >= places
@@ -235,32 +315,73 @@ def losses(module: DraftModule, base: Base, texts: Sequence[Tensor], levels: int
         )
         [hidden] = out.hidden_states
         inside = places[None] + level < ends[:, None] - 1
-        found.append(divergence(wanted[:, level : level + rows][inside], out.logits[inside]).mean())
+        apart = divergence(wanted[:, level : level + rows][inside], out.logits[inside])
+        found.append((inner[:, level : level + rows][inside] * apart).mean())
     return torch.stack(found)
 
 
-def train(
-    state: State, base: Base, seen: Sequence[Tensor], held_out: Sequence[Tensor], folder: Path, minutes: float
-) -> bool:
+def padded(texts: Sequence[Text]) -> tuple[Tensor, ...]:
+    """The fields of texts, each in one tensor [B, T, ...]."""
+    fields_of = ([getattr(text, field.name) for text in texts] for field in fields(Text))
+    return tuple(torch.nn.utils.rnn.pad_sequence(one, batch_first=True) for one in fields_of)
+
+
+def block_losses(module: BlockModule, lm_head: Tensor, texts: Sequence[Text], anchors: int, seed: int) -> Tensor:
+    """float [levels]: the same of a block drafter, at random roots of each text.
+
+    The block of the root at position n attends to the states before n; level j predicts token n + j.
+    """
+    ids, read, last, _ = padded(texts)
+    levels, length = module.levels, ids.shape[1]
+    ends = torch.tensor([len(text.ids) for text in texts])
+    places, slots = torch.arange(length), torch.arange(levels + 1)
+    chance = torch.rand(len(texts), anchors, generator=torch.Generator().manual_seed(seed))
+    roots = 1 + (chance * (ends - 2)[:, None]).long()  # [B, A], each with a token after it
+    cache, least = DynamicCache(), torch.finfo(torch.float32).min
+    own = torch.zeros(length, length).masked_fill(~torch.eye(length, dtype=torch.bool), least)[None, None]
+    states = module.states(read)  # what attends to them is not read here
+    module(ids, hidden=states, attention_mask=own, position_ids=places[None], past_key_values=cache)
+    cache.batch_repeat_interleave(anchors)
+    flat, texts_of = roots.flatten(), torch.arange(len(texts)).repeat_interleave(anchors)
+    seen = torch.cat([places[None] < flat[:, None], torch.ones(len(flat), levels + 1, dtype=torch.bool)], dim=1)
+    mask = torch.zeros(seen.shape).masked_fill(~seen, least)[:, None, None].expand(-1, 1, levels + 1, -1)
+    blocks = ids[texts_of, flat][:, None].expand(-1, levels + 1)
+    out = module(blocks, attention_mask=mask, position_ids=flat[:, None] + slots, past_key_values=cache)
+    at = flat[:, None] + slots[:-1]  # the positions whose states predict the levels' tokens
+    inside = at < ends[texts_of, None] - 1
+    with torch.no_grad():
+        wanted = torch.nn.functional.linear(last[texts_of[:, None], at.clamp(max=length - 1)], lm_head)
+    apart = divergence(wanted, out.logits) * inside
+    return apart.sum(0) / inside.sum(0).clamp(min=1)
+
+
+def losses_of(state: State, texts: Sequence[Text], seed: int) -> Tensor:
+    """The losses of each level on texts."""
+    if isinstance(state.module, BlockModule):
+        return block_losses(state.module, state.lm_head, texts, state.anchors, seed)
+    return losses(state.module, state.lm_head, texts, state.settings.levels)
+
+
+def train(state: State, seen: Sequence[Text], held_out: Sequence[Text], folder: Path, minutes: float) -> bool:
     """Train by whole epochs; True after the last. A line is printed for each with the losses on held-out texts."""
     settings, began = state.settings, time.monotonic()
     steps = len(seen) // settings.texts
     weights = torch.tensor([settings.level_decay**level for level in range(settings.levels)])
     while state.step < (state.last_epoch + 1) * steps:
         epoch, at = divmod(state.step, steps)
-        order = torch.randperm(len(seen), generator=torch.Generator().manual_seed(settings.seed + epoch)).tolist()
+        order = batches_of(seen, settings.texts, settings.seed + epoch)
         for group in state.optimizer.param_groups:
             group["lr"] = state.rate(steps)
-        texts = [seen[index] for index in order[at * settings.texts : (at + 1) * settings.texts]]
+        texts = [seen[index] for index in order[at]]
         with torch.autocast("cpu", torch.bfloat16):
-            loss = (losses(state.module, base, texts, settings.levels) * weights).sum() / weights.sum()
+            loss = (losses_of(state, texts, settings.seed + state.step) * weights).sum() / weights.sum()
         state.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
         torch.nn.utils.clip_grad_norm_(state.module.parameters(), 1.0)
         state.optimizer.step()
         state.step += 1
         if state.step % steps == 0:
-            state.losses.append(judged(state.module, base, held_out, settings))
+            state.losses.append(judged(state, held_out))
             if epoch < state.last_epoch and len(state.losses) > 1:
                 before, now = (math.fsum(one) for one in state.losses[-2:])
                 if now > before * (1 - settings.least_gain):
@@ -274,37 +395,67 @@ def train(
     return state.step == (state.last_epoch + 1) * steps
 
 
+def batches_of(texts: Sequence[Text], size: int, seed: int) -> list[list[int]]:
+    """The texts of each step of an epoch, in a random order: of similar lengths, so that little is padding."""
+    chance = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(texts), generator=chance).tolist()[: len(texts) // size * size]
+    parts = [order[at : at + WINDOW * size] for at in range(0, len(order), WINDOW * size)]
+    sorted_ = [index for part in parts for index in sorted(part, key=lambda one: len(texts[one].ids))]
+    batches = [sorted_[at : at + size] for at in range(0, len(sorted_), size)]
+    return [batches[number] for number in torch.randperm(len(batches), generator=chance).tolist()]
+
+
 @torch.inference_mode()
-def judged(module: DraftModule, base: Base, texts: Sequence[Tensor], settings: TrainingPart) -> list[float]:
+def judged(state: State, texts: Sequence[Text]) -> list[float]:
     """The divergence of each level on texts."""
-    parts = [texts[start : start + settings.texts] for start in range(0, len(texts), settings.texts)]
+    size = state.settings.texts
+    parts = [texts[start : start + size] for start in range(0, len(texts), size)]
     with torch.autocast("cpu", torch.bfloat16):
-        found = torch.stack([losses(module, base, part, settings.levels) for part in parts])
+        found = torch.stack([losses_of(state, part, number) for number, part in enumerate(parts)])
     return [round(one, 5) for one in found.mean(0).tolist()]
 
 
-def save(module: DraftModule, recipe: ModuleRecipe, base: Base, folder: Path) -> None:
-    """Write a head in SpecForge's layout, or an MTP layer in Qwen's."""
+def save(module: DraftModule | BlockModule, recipe: ModuleRecipe, base: Base, folder: Path) -> None:
+    """Write a head in SpecForge's layout, a block drafter in z-lab's, or an MTP layer in Qwen's."""
+    if isinstance(module, BlockModule):
+        save_block(module, recipe, base, folder)
+        return
     if recipe.eagle is None:
         save_mtp(module, base, folder)
         return
     state = {key.replace("decoder.layers.0.", "midlayer."): one for key, one in module.state_dict().items()}
-    count = len(state.pop("tokens"))
+    tokens = state.pop("tokens")
+    count, inside = len(tokens), torch.zeros(module.base_vocab_size, dtype=torch.bool)
+    inside[tokens] = True
     del state["wired"]
     tensors = {key: one.to(torch.bfloat16).contiguous() for key, one in state.items()}
-    tensors |= {"d2t": torch.zeros(count, dtype=torch.long), "t2d": torch.ones(count, dtype=torch.bool)}
+    tensors |= {"d2t": tokens - torch.arange(count), "t2d": inside}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    kept = [
-        *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
-        *("max_position_embeddings", "rms_norm_eps", "rope_parameters", "num_hidden_layers", "vocab_size"),
-    ]
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "draft_vocab_size": count,
-        **{key: value for key, value in module.config.to_dict().items() if key in kept},
+        **{key: value for key, value in module.config.to_dict().items() if key in KEPT},
         # Numbers of layers, whose outputs are read: one less than the number of the state.
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [one - 1 for one in recipe.eagle.reads]},
+        "dtype": "bfloat16",
+        "base": {"name": recipe.base, "fingerprint": base.fingerprint},
+    }
+    write_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
+
+
+def save_block(module: BlockModule, recipe: ModuleRecipe, base: Base, folder: Path) -> None:
+    """Write a block drafter in z-lab's layout."""
+    state = {key.removeprefix("decoder."): one for key, one in module.state_dict().items() if key not in OWN}
+    tensors = {key: one.to(torch.bfloat16).contiguous() for key, one in state.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    layers = [one - 1 for one in module.wiring.reads]  # whose outputs are read
+    config = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "block_size": module.wiring.size,
+        "dflash_config": {"mask_token_id": module.wiring.mask, "target_layer_ids": layers},
+        **{key: value for key, value in module.config.to_dict().items() if key in KEPT},
         "dtype": "bfloat16",
         "base": {"name": recipe.base, "fingerprint": base.fingerprint},
     }

@@ -58,7 +58,7 @@ CALLS = {
     "learned_text": ["pocket --heads pocket --shared {shared}"],
     "llama": ["pocket --shared {shared}"],
     "llama_lengths": ["--shared {shared}"],
-    "lossless": ["", "--case 7", "--families paths --case 7"],
+    "lossless": ["", "--case 7", "--families paths --case 7", "--set drafter=eagle"],
     "make_hybrid": [],  # tests/test_making.py, as the next three
     "make_pocket": [],
     "make_module": [],

@@ -14,6 +14,7 @@ from tiny import tiny_base
 from tiny_modules import tiny_module
 
 from treeopt.drafter import Drafter
+from treeopt.drafting.block import BlockProposer
 from treeopt.drafting.interface import Observed
 from treeopt.drafting.module import ModuleProposer
 from treeopt.files.bundled import data_root, pocket_eagle3
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.bench
 
 modules = script("make_module")
 RECIPES = data_root("calibration") / "recipes"
-NAMES = ("pocket-eagle3", "tinystories-eagle3", "hybrid-mtp")
+NAMES = ("pocket-eagle3", "pocket-dflash", "tinystories-eagle3", "smollm2-eagle3", "hybrid-mtp")
 HYBRID = Path(__file__).resolve().parent / "data" / "hybrid"
 LEVELS = 3
 
@@ -35,8 +36,12 @@ def tiny_recipe(name: str, base: str, **training: Any) -> Any:
     """A recipe, every size of it small."""
     raw = {**load(RECIPES / f"{name}.yaml").data, "base": base}
     raw["openings"] = {"characters": 80, "seeds": 12}
+    if "eagle" in raw:
+        raw["eagle"]["draft_vocabulary"] = 200
     raw["answers"] = {"max_new_tokens": 12, "batch_size": 6}
     raw["training"] |= {"levels": 2, "length": 64, "texts": 4, "held_out": 4, "warmup_steps": 2, "most_epochs": 3}
+    if "block" in raw:
+        raw["block"]["size"] = 3
     raw["training"] |= training
     return modules.ModuleRecipe.model_validate(raw)
 
@@ -46,7 +51,9 @@ def test_recipes_are_read(name: str) -> None:
     check(load(RECIPES / f"{name}.yaml"), modules.ModuleRecipe, modules.SCHEMA)
 
 
-@pytest.mark.parametrize(("name", "base"), [("pocket-eagle3", "pocket"), ("hybrid-mtp", str(HYBRID))])
+@pytest.mark.parametrize(
+    ("name", "base"), [("pocket-eagle3", "pocket"), ("pocket-dflash", "pocket"), ("hybrid-mtp", str(HYBRID))]
+)
 def test_a_run_in_parts_makes_the_module_of_one_run(
     name: str, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,7 +64,7 @@ def test_a_run_in_parts_makes_the_module_of_one_run(
     finished = [modules.make(recipe, tmp_path / "parts", tmp_path, minutes=0.0) for _ in range(3)]
     assert finished == [False, False, True]
     assert "epoch 3 held out" in capsys.readouterr().out
-    for file in ("losses.json", "model.safetensors" if name == "pocket-eagle3" else "model-mtp.safetensors"):
+    for file in ("losses.json", "model-mtp.safetensors" if name == "hybrid-mtp" else "model.safetensors"):
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "parts" / file).read_bytes()
     losses = json.loads((tmp_path / "whole" / "losses.json").read_text())["losses"]
     assert [len(one) for one in losses] == [2, 2, 2]
@@ -69,9 +76,16 @@ def test_a_run_in_parts_makes_the_module_of_one_run(
                 (tmp_path / "whole" / file.name).write_bytes(file.read_bytes())
         model = load_base(str(tmp_path / "whole"), dtype="float32", device="cpu")
         assert load_draft("mtp", model).model.wiring.kind == "mtp"
+    elif name == "pocket-dflash":
+        block = load_draft(str(tmp_path / "whole"), model)
+        assert (block.model.wiring.title, block.model.wiring.reads, block.notes) == ("DFlash (z-lab)", (1, 3, 4), ())
     else:
         head = load_draft(str(tmp_path / "whole"), model)
         assert head.model.wiring.reads == (1, 3, 4)
+        texts = modules.own_texts(recipe, model, tmp_path / "whole", tmp_path)
+        counts = torch.bincount(torch.cat(texts), minlength=model.vocab_size)
+        assert len(head.model.token_map) == 200
+        assert counts[head.model.token_map].sum() == counts.topk(200).values.sum()
         assert load_file(tmp_path / "whole" / "model.safetensors")["fc.weight"].dtype == torch.bfloat16
 
 
@@ -96,14 +110,16 @@ def test_training_stops_after_an_epoch_that_gains_little(tmp_path: Path, monkeyp
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
-def test_losses_are_those_of_drafting(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "vocabulary"), [("eagle3", 0), ("eagle3", 17), ("mtp", 0)])
+def test_losses_are_those_of_drafting(kind: str, vocabulary: int) -> None:
     """At each level the mean divergence of what a session drafts after the true tokens, position by position."""
     base = tiny_base("llama", 1, vocab_size=29)
-    draft = tiny_module(base, kind, 2)
-    base = base.reading(draft.model.wiring.reads)
+    draft = tiny_module(base, kind, 2, vocabulary=vocabulary)
+    inside = modules.drafted(draft.model)
     text = torch.randint(0, 29, (13,), generator=torch.Generator().manual_seed(3))
-    found = modules.losses(draft.model, base, [text], LEVELS)
+    given = modules.with_states(text, base, draft.model)
+    found = modules.losses(draft.model, base.lm_head.weight[inside], [given], LEVELS)
+    base = base.reading(draft.model.wiring.reads)
     seen: list[torch.Tensor] = []
 
     class Recording(ModuleProposer):
@@ -126,8 +142,42 @@ def test_losses_are_those_of_drafting(kind: str) -> None:
         for level, logits in enumerate(levels):
             if root - 1 < len(text) - LEVELS and root + level < len(text) - 1:
                 target = wanted[0, root + level]
+                share = target.softmax(-1)[inside].sum()
                 full = over_tokens(logits, draft.model, 29)
-                sums[level] += modules.divergence(target[None], full[None])[0]
+                sums[level] += share * modules.divergence(target[inside][None], full[inside][None])[0]
+                counts[level] += 1
+    torch.testing.assert_close(found, sums / counts, rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_losses_of_blocks_are_those_of_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each level the mean divergence of what a session drafts at the same roots."""
+    base = tiny_base("llama", 1, vocab_size=29)
+    draft = tiny_module(base, "block", 2)
+    chance = torch.Generator().manual_seed(3)
+    texts = [torch.randint(0, 29, (length,), generator=chance) for length in (13, 9)]
+    given = [modules.with_states(text, base, draft.model) for text in texts]
+    drawn = torch.rand(2, 3, generator=chance)
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: drawn)
+    found = modules.block_losses(draft.model, base.lm_head.weight, given, 3, 0)
+    levels = draft.model.levels
+    sums, counts = torch.zeros(levels), torch.zeros(levels)
+    for text, part, chances in zip(texts, given, drawn, strict=True):
+        for root in (1 + (chances * (len(text) - 2)).long()).tolist():
+            seen: list[torch.Tensor] = []
+
+            class Recording(BlockProposer):
+                def pack(self, logits: torch.Tensor, seen: list[torch.Tensor] = seen) -> Observed:
+                    seen.append(logits)
+                    return super().pack(logits)
+
+            proposer = Recording(base, draft, Drafter.model_only(levels, 5, draft.fingerprint, "block"))
+            session = proposer.start([text[: root + 1].tolist()], levels)
+            session.read([part.read[:root]])
+            session.begin(text[root : root + 1], part.last[:1])
+            logits = base.forward(text[None], use_cache=False)[0][0]
+            for level in range(min(levels, len(text) - 1 - root)):
+                sums[level] += modules.divergence(logits[root + level][None], seen[0][0, level][None])[0]
                 counts[level] += 1
     torch.testing.assert_close(found, sums / counts, rtol=0, atol=1e-5)
 
@@ -143,5 +193,21 @@ def test_built_in_head_is_that_of_its_recipe() -> None:
     card = (folder / "README.md").read_text()
     assert f"{figures['parameters']:,} parameters" in card
     assert f"{head.model.num_parameters():,} parameters" in card
+    for loss in figures["losses"][-1]:
+        assert f"{loss:.3f}" in card
+
+
+def test_head_of_smollm2_is_that_of_its_recipe() -> None:
+    """At most 20 MB; its states, vocabulary and losses are those of recipe, config and card."""
+    folder = HYBRID.parent / "smollm2-eagle3"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 20_000_000
+    recipe = check(load(RECIPES / "smollm2-eagle3.yaml"), modules.ModuleRecipe, modules.SCHEMA)
+    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    reads = [one + 1 for one in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]]
+    assert reads == recipe.eagle.reads
+    assert config["draft_vocab_size"] == recipe.eagle.draft_vocabulary == len(tensors["d2t"]) <= 4096
+    assert int(tensors["t2d"].sum()) == len(tensors["d2t"])
+    figures, card = json.loads((folder / "losses.json").read_text()), (folder / "README.md").read_text()
+    assert f"{figures['parameters']:,} parameters" in " ".join(card.split())
     for loss in figures["losses"][-1]:
         assert f"{loss:.3f}" in card

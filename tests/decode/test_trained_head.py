@@ -1,4 +1,4 @@
-"""The trained EAGLE-3 heads: lossless, in the predicted steps, and better than with the states of other layers."""
+"""The trained heads and MTP layer: lossless, in the predicted steps, and better than with states of other layers."""
 
 from __future__ import annotations
 
@@ -52,6 +52,16 @@ def test_trained_heads_accept_much(name: str) -> None:
     drafter = Drafter.model_only(DEPTH, 8, draft.fingerprint, "eagle")
     for plan in (Tree(TREE.paths, drafter=drafter.id), TreePolicy(13, DEPTH, drafter.id)):
         assert tokens_per_step(base, draft, texts, plan, drafter) > 3
+
+
+def test_the_trained_mtp_layer_accepts_much() -> None:
+    """That of the hybrid, whose trees are verified as paths: static, and per step."""
+    base = load_base(str(ROOT_FOLDER / "tests" / "data" / "hybrid"), dtype="float32")
+    draft = load_draft("mtp", base)
+    drafter = Drafter.model_only(DEPTH, 8, draft.fingerprint, "mtp")
+    texts = texts_of(base, "pocket", 4)
+    for plan in (Tree(TREE.paths, drafter=drafter.id), TreePolicy(13, DEPTH, drafter.id)):
+        assert tokens_per_step(base, draft, texts, plan, drafter) > 2
 
 
 def test_states_of_the_next_layers_accept_less(tmp_path: Path) -> None:

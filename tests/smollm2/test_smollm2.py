@@ -13,10 +13,12 @@ import torch
 import treeopt
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
+from treeopt.evaluate.learn_drafter import outside_shares
 from treeopt.files.bundled import data_root
 from treeopt.files.strict_yaml import load
 from treeopt.models.base import Base, load_base
 from treeopt.models.compatibility import heads_like
+from treeopt.models.draft_files import load_draft
 from treeopt.models.head_files import load_heads
 from treeopt.policy import TreePolicy
 from treeopt.texts.encode import Text, encode_prompts
@@ -108,3 +110,18 @@ def test_recipe_is_that_of_the_heads() -> None:
     texts = stored.pop("data")
     assert texts == ["answers.jsonl", "selftalk.jsonl"]
     assert {"model": recipe["model"], "dtype": recipe["dtype"], **recipe["train"]} == stored
+
+
+def test_trained_eagle3_head(chat: Base, texts: list[Text]) -> None:
+    """Static and per step: as predicted, in float32 lossless; most tokens of the answers are in its vocabulary."""
+    draft = load_draft(str(HEADS.with_name("smollm2-eagle3")), chat)
+    assert draft.notes == ()
+    drafter = Drafter.model_only(4, 8, draft.fingerprint, "eagle")
+    tree = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)])
+    for plan in (TreePolicy(8, 4, drafter.id), dataclasses.replace(tree, drafter=drafter.id)):
+        found = treeopt.validate(chat, None, plan, texts, drafter=drafter, draft=draft, max_new_tokens=NEW_TOKENS)
+        assert found.prediction_misses == ()
+        assert found.tokens_per_step > 1.3
+        if chat.dtype == torch.float32:
+            assert found.lossless
+    assert outside_shares(draft, texts)["all"] < 0.5
