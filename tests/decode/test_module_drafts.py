@@ -22,10 +22,11 @@ from treeopt.decode.decoder import Decoded, TreeDecoder
 from treeopt.decode.rejection import DrawnChain, Rejection
 from treeopt.decode.rules import Sample
 from treeopt.drafter import Drafter
+from treeopt.drafting.interface import NO_CANDIDATE
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.model import DRAFT_MODEL_SOURCE
 from treeopt.drafting.module import ModuleProposer
-from treeopt.drafting.trace import draft_sources
+from treeopt.drafting.trace import draft_sources, positions_of, states_for
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.eagle2 import eagle2_drafter
 from treeopt.evaluate.learn_drafter import outside_shares
@@ -316,6 +317,23 @@ def test_tokens_outside_the_draft_vocabulary() -> None:
     assert outside_shares(draft, texts) == {"all": expected}
     assert outside_shares(tiny_module(base, "eagle3", 2), texts) == {}
     assert outside_shares(tiny_module(base, "mtp", 2), texts) == outside_shares(None, texts) == {}
+
+
+def test_traced_ranks_are_those_of_candidates() -> None:
+    """Of a small draft vocabulary: tokens without probability, which are void in a tree, have no rank."""
+    base = tiny_base("llama", 1, vocab_size=VOCAB)
+    draft = tiny_module(base, "eagle3", 2, vocabulary=8)
+    proposer = ModuleProposer(base, draft, drafter_of(draft, 11, ngram=True))
+    texts = answered(base, prompts_of(3, 3, longest=40, vocab=VOCAB), NEW)
+    missing = 0
+    for session, true in positions_of(proposer, texts, states_for(base, proposer.reads, texts)):
+        ranks, found = session.trace(true)[0], session.candidates(true, VOCAB)
+        for row, level in np.argwhere(true >= 0):
+            listed = found[row, level].tolist()
+            token = int(true[row, level])
+            assert ranks[row, level] == (listed.index(token) if token in listed else NO_CANDIDATE)
+            missing += token not in listed
+    assert missing
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp3", "block"])
