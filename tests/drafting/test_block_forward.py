@@ -17,6 +17,7 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.block import BlockProposer
 from treeopt.drafting.interface import Observed
 from treeopt.errors import Code, TreeoptError
+from treeopt.evaluate.eagle2 import ddtree_drafter
 from treeopt.models.base import Base
 from treeopt.models.draft_files import kind_in_files, load_draft
 
@@ -24,7 +25,7 @@ VOCAB, LAYERS = 96, 6
 READ = [name for name, (kind, _) in CONFIGS.items() if not kind.startswith("dspark")]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def base() -> Base:
     """A base model of random weights."""
     torch.manual_seed(0)
@@ -96,6 +97,29 @@ def test_masks_of_kinds_of_layers(base: Base, tmp_path: Path) -> None:
         found.append(proposer.seen)
     torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-6)
     assert not torch.allclose(found[1], found[2], rtol=0, atol=1e-3)
+
+
+@torch.inference_mode()
+def test_trees_of_ddtree(base: Base, tmp_path: Path) -> None:
+    """Of all paths those with the largest products of the levels' own probabilities."""
+    base.lm_head.weight.data *= 4  # so that some tokens are much likelier than others
+    folder, naive = drafter_in(tmp_path / "draft", "dflash", base)
+    proposer, text = ddtree_drafter(base, load_draft(folder, base)), list(range(20, 32))
+    _, states = base.reading(proposer.reads).forward(torch.tensor([text[:-1]]), use_cache=False)
+    session = proposer.start([text], proposer.depth)
+    session.read([states[0]])
+    session.begin(torch.tensor(text[-1:]), states[:, -1])
+    grown, found = session.expand(40, proposer.depth), [()]
+    for token, parent in zip(grown.tokens[0].tolist(), grown.parents[0].tolist(), strict=True):
+        found.append((*found[parent], token))
+    chances = [one.log_softmax(-1).tolist() for one in naive.logits(text, states[0], [])]
+    paths, level = dict[tuple[int, ...], float](), {(): 0.0}
+    for of_level in chances:  # of each level far more paths than the tree has nodes
+        more = {(*path, t): score + of_level[t] for path, score in level.items() for t in range(VOCAB)}
+        level = dict(sorted(more.items(), key=lambda one: -one[1])[:200])
+        paths |= level
+    assert max(map(len, found)) > 1
+    assert set(found[1:]) == set(sorted(paths, key=lambda path: -paths[path])[:39])
 
 
 def test_drafters_of_other_masks_and_sizes_are_others(base: Base, tmp_path: Path) -> None:

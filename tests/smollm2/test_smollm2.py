@@ -121,7 +121,7 @@ def test_trained_eagle3_head(chat: Base, texts: list[Text]) -> None:
     for plan in (TreePolicy(8, 4, drafter.id), dataclasses.replace(tree, drafter=drafter.id)):
         found = treeopt.validate(chat, None, plan, texts, drafter=drafter, draft=draft, max_new_tokens=NEW_TOKENS)
         assert found.prediction_misses == ()
-        assert found.tokens_per_step > 1.3
+        assert found.tokens_per_step > 1.1
         if chat.dtype == torch.float32:
             assert found.lossless
     assert outside_shares(draft, texts)["all"] < 0.5
