@@ -9,6 +9,7 @@ Sources: arXiv:2211.17192, algorithm 1; arXiv:2302.01318, algorithm 2.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,7 +104,7 @@ class DrawnChain:
         return Drafts(tokens, self._chain, drawn_from=drawn_from.to(roots.device))
 
 
-class _Draws:
+class _Draws(ABC):
     """Tokens drawn from the logits of a draft."""
 
     source: Any
@@ -115,9 +116,9 @@ class _Draws:
             seed = (rule.seed ^ _OTHER_SEED) % _MOST_SEEDS
             self._generator = torch.Generator(draft.device).manual_seed(seed)
 
+    @abstractmethod
     def after(self, level: int, tokens: Sequence[Tensor]) -> Tensor:
         """Logits [B, V] of a level's token, after those drawn before it."""
-        raise NotImplementedError
 
     def drawn(self, count: int) -> tuple[Tensor, Tensor]:
         """Tokens int64 [B, count] drawn one after another, and the distribution float [B, count, V] of each."""

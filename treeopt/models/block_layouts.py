@@ -22,8 +22,8 @@ from treeopt.models.draft_layouts import (
     ModuleLayout,
     Names,
     decoder_config,
-    mismatched,
     state_size,
+    states_of,
     unread,
 )
 
@@ -97,12 +97,7 @@ def _reads(name: str, config: Mapping[str, Any], settings: Mapping[str, Any], la
     given, more = (config.get(_AUX), 0) if SPECULATORS in config else (settings.get(_TARGETS), 1)
     if given is None:
         given, more = [round(1 + i * (layers - 4) / (own - 1)) for i in range(own)] if own > 1 else [layers // 2], 1
-    if not isinstance(given, (list, tuple)) or not given or not all(type(one) is int for one in given):
-        raise unread(name, f"its list of layers is {given!r}")
-    reads = tuple(one + more for one in given)
-    if not all(0 <= one <= layers for one in reads):
-        raise mismatched(name, f"it reads the states {list(reads)}, and the base has {layers} layers")
-    return reads
+    return states_of(name, given, more, layers)
 
 
 def check_mask(name: str, wiring: BlockWiring, vocab_size: int) -> None:

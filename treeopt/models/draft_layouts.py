@@ -170,8 +170,13 @@ def _reads(name: str, config: Mapping[str, Any], layers: int, by_speculators: bo
             given, more = config.get(_AUX), 0
     if given is None:
         given, more = (2, layers // 2, layers - 3), 0
+    return states_of(name, given, more, layers)
+
+
+def states_of(name: str, given: Any, more: int, layers: int) -> tuple[int, ...]:
+    """The states that a list of a config names, each number so many `more`; the base has so many `layers`."""
     if not isinstance(given, (list, tuple)) or not given or not all(type(one) is int for one in given):
-        raise unread(name, f"{_AUX} is {given!r}, not a list of layers")
+        raise unread(name, f"{given!r} is not a list of the layers that it reads")
     reads = tuple(one + more for one in given)
     if not all(0 <= one <= layers for one in reads):
         raise mismatched(name, f"it reads the states {list(reads)}, and the base has {layers} layers")
