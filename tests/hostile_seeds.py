@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+from block_checkpoints import random_state as random_block
 from helpers import make_calibration
-from naive_blocks import random_state as random_block
 from naive_modules import random_state
 from report_pages import COMPARISON, DECODING, VALIDATION
 

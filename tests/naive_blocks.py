@@ -1,7 +1,8 @@
-"""A second, slow implementation of the block drafters DFlash, DSpark and JetSpec, in plain tensors, without a cache.
+"""A second, slow implementation of block drafters, in plain tensors, without a cache.
 
+Here: DFlash, DFlash2, Domino, JetSpec, and DSpark with its vanilla, gated and rnn heads.
 It reads the tensors by their published names and computes in float32. One call is one block after the anchor.
-Not here: DFlash2, Domino, P-EAGLE, sliding attention, attention sinks, and the gated and rnn heads of DSpark.
+Not here: P-EAGLE, sliding attention and attention sinks.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-Kind = Literal["dflash", "dflash-speculators", "dspark", "dspark-specforge", "dspark-speculators", "jetspec"]
+Kind = Literal[
+    "dflash", "dflash-speculators", "dflash2", "domino", "dspark", "dspark-specforge", "dspark-speculators", "jetspec"
+]
 Config = Mapping[str, Any]
 State = Mapping[str, Tensor]
 
 MARKOV, CONFIDENCE = "markov_head.markov_", "confidence_head.proj"
+GATE, JOINT = "markov_head.gate_proj", "markov_head.joint_proj"
+SELECTOR = "candidate_selector."
+GRU, PROJECTOR = "prefix_gru.weight_", "embed_proj."
 # Keys that change the forward in a way that is not written down, and their values that do nothing.
 UNKNOWN = {
     "use_swa": (None, False),
@@ -82,6 +88,8 @@ def read_states(config: Config, layers: int) -> tuple[int, ...]:
 
 def from_anchor(kind: Kind, config: Config) -> bool:
     """Whether slot 0 of the block predicts the first draft. If not, it predicts nothing."""
+    if kind == "domino":
+        return bool(setting(config, "shift_label", False))
     return bool(setting(config, "sample_from_anchor", kind.startswith("dspark")))
 
 
@@ -119,7 +127,7 @@ class NaiveBlock:
         self.parts, self.levels, self.vocab = len(read_states(config, layers)), levels_of(kind, config), len(embeddings)
         self.embed = self.state.get("embed_tokens.weight", embeddings).float()
         self.head = self.state.get("lm_head.weight", lm_head).float()
-        self.theta, self.confidence_normed = rope_theta(self.sizes), False
+        self.theta, self.confidence_normed = rope_theta(self.sizes), True
         self.causal = bool(setting(config, "causal_head", False) or setting(config, "causal", False))
         for key, harmless in UNKNOWN.items():
             if setting(config, key) not in harmless:
@@ -129,8 +137,9 @@ class NaiveBlock:
         if self.sizes.get("hidden_act", "silu") != "silu":
             raise NotImplementedError("only silu is here")
         self.markov = MARKOV + "w1.weight" in self.state
-        if self.markov and setting(config, "markov_head_type", "vanilla") != "vanilla":
-            raise NotImplementedError("only the vanilla Markov head is here")
+        self.markov_type = setting(config, "markov_head_type", "vanilla")
+        if self.markov and self.markov_type not in ("vanilla", "gated", "rnn"):
+            raise NotImplementedError("only the vanilla, gated and rnn Markov heads are here")
         if "d2t" in self.state and len(self.state["d2t"]) != len(self.head):
             raise ValueError("d2t and the head have different lengths")
 
@@ -138,17 +147,29 @@ class NaiveBlock:
         """The logits of levels 1, 2, ..., each float [draft vocabulary].
 
         text: t_0..t_n, ids of the base; the last is the anchor. states: float [n, parts*h], at positions 0..n-1.
-        drafts: ids of the base, one for each level from the first. They change nothing without a Markov head.
-        With a Markov head the levels end with the one after the last draft.
+        drafts: ids of the base, one for each level from the first. They change nothing without a Markov head, a
+        selector or a GRU. With one of these the levels end with the one after the last draft.
         """
         results = []
+        memory = torch.zeros(setting(self.config, "markov_rank") if self.markov else 0)  # of the rnn head or of Domino
+        if self.kind == "domino":
+            memory = torch.zeros(setting(self.config, "gru_hidden_dim"))
         for level, slot in enumerate(self._slots(text, states)):
-            scores = self._linear_of(self._norm(slot, "norm"), self.head)
-            if self.markov:
+            x = self._norm(slot, "norm")
+            scores = self._linear_of(x, self.head)
+            if self.markov or self.kind in ("dflash2", "domino"):
                 if level > len(drafts):
                     break
                 previous = self._previous(text, drafts, level)
-                scores = scores + self._linear_of(self._code(previous), self.state[MARKOV + "w2.weight"])
+                if self.markov:
+                    code, memory = self._markov(x, previous, memory)
+                    scores = scores + self._linear_of(code, self.state[MARKOV + "w2.weight"])
+                elif self.kind == "domino":
+                    memory = self._gru(self.embed[previous], memory)  # the first levels, too, advance it
+                    if level >= setting(self.config, "pure_draft_prefix_len"):
+                        scores = scores + self._correction(x, memory)
+                else:
+                    scores = self._selected(x, scores, previous)
             results.append(scores)
         return results
 
@@ -183,6 +204,50 @@ class NaiveBlock:
         """The row of the Markov head for a token before."""
         return self.state[MARKOV + "w1.weight"][token].float()
 
+    def _markov(self, x: Tensor, previous: int, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """What W2 reads, and the memory for the next level.
+
+        x: the slot after the final norm. memory: float [markov_rank], zeros at the first level.
+        """
+        code = self._code(previous)
+        if self.markov_type == "gated":
+            return torch.sigmoid(self._linear(torch.cat([x, code]), GATE)) * code, memory
+        if self.markov_type == "rnn":
+            keep, new, out = self._linear(torch.cat([memory, code, x]), JOINT).reshape(3, len(code))
+            kept = torch.sigmoid(keep)
+            return torch.tanh(out), kept * memory + (1 - kept) * torch.tanh(new)
+        return code, memory
+
+    def _selected(self, x: Tensor, scores: Tensor, previous: int) -> Tensor:
+        """The selector_top_k tokens with the largest scores get a term that depends on the token before.
+
+        The other tokens keep their distances to the smallest of these, so that they stay behind them.
+        """
+        source, target = self.state[SELECTOR + "predecessor_codebook"], self.state[SELECTOR + "successor_codebook"]
+        link = source[previous].float() * self._linear(x, SELECTOR + "hidden_projection")
+        chosen = torch.topk(scores, setting(self.config, "selector_top_k")).indices.tolist()
+        better = {token: scores[token] + (link * target[token].float()).sum() for token in chosen}
+        results = scores - min(scores[token] for token in chosen) + min(better.values())
+        for token, score in better.items():
+            results[token] = score
+        return results
+
+    def _gru(self, embedding: Tensor, memory: Tensor) -> Tensor:
+        """The memory of Domino's GRU after one more token. memory: float [gru_hidden_dim], zeros before the anchor.
+
+        The rows of both weights are the reset gate, the update gate and the new memory. There are no biases.
+        """
+        of_token = self._linear_of(embedding, self.state[GRU + "ih_l0"]).reshape(3, len(memory))
+        of_memory = self._linear_of(memory, self.state[GRU + "hh_l0"]).reshape(3, len(memory))
+        reset, update = torch.sigmoid(of_token[0] + of_memory[0]), torch.sigmoid(of_token[1] + of_memory[1])
+        new = torch.tanh(of_token[2] + reset * of_memory[2])
+        return (1 - update) * new + update * memory
+
+    def _correction(self, x: Tensor, memory: Tensor) -> Tensor:
+        """What Domino adds to the logits. x: the slot after the final norm."""
+        inner = functional.silu(self._linear(torch.cat([x, memory]), PROJECTOR + "0"))
+        return self._linear(inner, PROJECTOR + "2")
+
     def _linear_of(self, x: Tensor, weight: Tensor) -> Tensor:
         """x times a weight without a bias."""
         return functional.linear(x, weight.float())
@@ -213,14 +278,42 @@ class NaiveBlock:
         return self.embed[setting(self.config, "mask_token_id")] if own is None else own.float().reshape(-1)
 
     def _layer(self, context: list[Tensor], rows: list[Tensor], prefix: str) -> list[Tensor]:
-        """rows + attention(context, norm of rows), then the MLP with its norm and its residual."""
+        """rows + attention(context, norm of rows), then the MLP with its norm and its residual.
+
+        DFlash2 has a convolution on each side of both.
+        """
         normed = [self._norm(row, prefix + "input_layernorm") for row in rows]
+        inputs = self._convolved(0, normed, normed, prefix + "attention_conv.")
+        mixed = self._attention(context, inputs, prefix + "self_attn.")
+        mixed = self._convolved(1, normed, mixed, prefix + "attention_conv.")
+        rows = [row + y for row, y in zip(rows, mixed, strict=True)]
+        normed = [self._norm(row, prefix + "post_attention_layernorm") for row in rows]
+        inputs = self._convolved(0, normed, normed, prefix + "mlp_conv.")
+        mixed = self._convolved(1, normed, [self._mlp(x, prefix + "mlp.") for x in inputs], prefix + "mlp_conv.")
+        return [row + y for row, y in zip(rows, mixed, strict=True)]
+
+    def _mlp(self, x: Tensor, prefix: str) -> Tensor:
+        """down(silu(gate(x)) * up(x))."""
+        gate = functional.silu(self._linear(x, prefix + "gate_proj"))
+        return self._linear(gate * self._linear(x, prefix + "up_proj"), prefix + "down_proj")
+
+    def _convolved(self, side: int, normed: list[Tensor], rows: list[Tensor], prefix: str) -> list[Tensor]:
+        """The convolution of DFlash2 over the rows of the block, or the rows as they are for the other drafters.
+
+        Row i is the sum over t of kernel[t] * row i - t; there is nothing before the block. The kernel is the base plus
+        a number for each tap and each group of channels, which comes from normed row i. Side 0: before. Side 1: after.
+        """
+        if self.kind != "dflash2":
+            return rows
+        base = self.state[prefix + "base_kernel"].float()
+        taps, group = setting(self.config, "conv_kernel_size"), setting(self.config, "conv_group_size")
         outputs = []
-        for before, mixed in zip(rows, self._attention(context, normed, prefix + "self_attn."), strict=True):
-            row = before + mixed
-            x = self._norm(row, prefix + "post_attention_layernorm")
-            gate = functional.silu(self._linear(x, prefix + "mlp.gate_proj"))
-            outputs.append(row + self._linear(gate * self._linear(x, prefix + "mlp.up_proj"), prefix + "mlp.down_proj"))
+        for i, x in enumerate(normed):
+            change = self._linear(x, prefix + "kernel_projection").reshape(2, taps, len(x) // group)
+            output = torch.zeros(len(x))
+            for t in range(min(taps, i + 1)):
+                output = output + (base[side, t] + change[side, t].repeat_interleave(group)) * rows[i - t]
+            outputs.append(output)
         return outputs
 
     def _attention(self, context: list[Tensor], block: list[Tensor], prefix: str) -> list[Tensor]:
@@ -252,149 +345,3 @@ class NaiveBlock:
     def _turned(self, x: Tensor, position: int, norm: str) -> Tensor:
         """x: float [heads, head_dim] after the norm of each head, then after rotation."""
         return torch.stack([rotary(head, position, self.theta) for head in self._norm(x, norm)])
-
-
-def layer_shapes(sizes: Config, prefix: str) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of one layer."""
-    h, inner, width = sizes["hidden_size"], sizes["intermediate_size"], head_width(sizes)
-    queries, keys = sizes["num_attention_heads"] * width, sizes["num_key_value_heads"] * width
-    shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (h,), "post_attention_layernorm.weight": (h,)}
-    shapes |= {"self_attn.q_proj.weight": (queries, h), "self_attn.k_proj.weight": (keys, h)}
-    shapes |= {"self_attn.v_proj.weight": (keys, h), "self_attn.o_proj.weight": (h, queries)}
-    shapes |= {"self_attn.q_norm.weight": (width,), "self_attn.k_norm.weight": (width,)}
-    shapes |= {"mlp.gate_proj.weight": (inner, h), "mlp.up_proj.weight": (inner, h), "mlp.down_proj.weight": (h, inner)}
-    return {prefix + name: shape for name, shape in shapes.items()}
-
-
-def random_state(
-    kind: Kind, config: Config, seed: int, embeddings: Tensor | None = None, lm_head: Tensor | None = None
-) -> dict[str, Tensor]:
-    """Random tensors with the published names and shapes.
-
-    Layouts with their own embeddings and head get copies of `embeddings` and `lm_head` (of its rows that are in the
-    draft vocabulary), or random ones where these are not given.
-    """
-    sizes, generator = layer_sizes(config), torch.Generator().manual_seed(seed)
-    h, vocab = sizes["hidden_size"], sizes["vocab_size"]
-    draft_vocab = config.get("draft_vocab_size") or vocab
-    parts = len(read_states(config, 4))  # how many there are does not depend on the base
-    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (h, parts * h), "hidden_norm.weight": (h,), "norm.weight": (h,)}
-    for number in range(sizes["num_hidden_layers"]):
-        shapes |= layer_shapes(sizes, f"layers.{number}.")
-    if kind.startswith("dspark"):
-        rank = setting(config, "markov_rank")
-        shapes |= {MARKOV + "w1.weight": (vocab, rank), MARKOV + "w2.weight": (draft_vocab, rank)}
-        if setting(config, "enable_confidence_head", False):
-            beside = rank if setting(config, "confidence_head_with_markov", False) else 0
-            shapes |= {CONFIDENCE + ".weight": (1, h + beside), CONFIDENCE + ".bias": (1,)}
-    own = kind == "dspark" or kind.endswith("-speculators")
-    if own:
-        shapes |= {"embed_tokens.weight": (vocab, h), "lm_head.weight": (draft_vocab, h)}
-    state = {}
-    for name, shape in shapes.items():
-        noise = torch.randn(shape, generator=generator)
-        state[name] = 1 + 0.1 * noise if len(shape) == 1 and name.endswith("weight") else 0.2 * noise
-    ids = torch.arange(vocab)
-    if draft_vocab < vocab:
-        ids = torch.randperm(vocab, generator=generator)[:draft_vocab].sort().values
-        state["d2t"] = ids - torch.arange(draft_vocab)
-        state["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, ids, True)
-    if own and embeddings is not None:
-        state["embed_tokens.weight"] = embeddings.detach().clone()
-    if own and lm_head is not None:
-        state["lm_head.weight"] = lm_head.detach()[ids].clone()
-    return state
-
-
-def layer_config(layers: int) -> dict[str, Any]:
-    """The sizes of a small drafter with so many layers."""
-    return {
-        "model_type": "qwen3",
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "num_hidden_layers": layers,
-        "vocab_size": 96,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "layer_types": ["full_attention"] * layers,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": False,
-    }
-
-
-def zlab_config(layers: int, **others: Any) -> dict[str, Any]:
-    """The config.json of a drafter in the layout of z-lab: DFlash and JetSpec."""
-    config = layer_config(layers) | {"architectures": ["DFlashDraftModel"], "num_target_layers": 6} | others
-    if "rope_parameters" in config:
-        del config["rope_theta"]
-    return config
-
-
-def deepspec_config(**others: Any) -> dict[str, Any]:
-    """The config.json of a DSpark drafter in the layout of DeepSpec."""
-    return (
-        layer_config(2)
-        | {"architectures": ["Qwen3DSparkModel"], "num_target_layers": 6, "num_anchors": 4}
-        | {"block_size": 5, "mask_token_id": 95, "target_layer_ids": [0, 2, 3]}
-        | {"markov_rank": 6, "markov_head_type": "vanilla"}
-        | {"enable_confidence_head": False, "confidence_head_with_markov": False}
-        | others
-    )
-
-
-def speculators_config(algorithm: str, layers: int, **others: Any) -> dict[str, Any]:
-    """The config.json of a drafter in the layout of speculators, with ids that are indices of hidden states."""
-    proposal = {"proposal_type": "greedy", "speculative_tokens": 5 if algorithm == "dspark" else 4}
-    return {
-        "architectures": ["DSparkSpeculator" if algorithm == "dspark" else "DFlashSpeculator"],
-        "speculators_model_type": algorithm,
-        "speculators_version": "0.3.0",
-        "speculators_config": {
-            "algorithm": algorithm,
-            "proposal_methods": [proposal],
-            "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": "base", "architectures": ["Qwen3ForCausalLM"]},
-        },
-        "transformer_layer_config": layer_config(layers),
-        "aux_hidden_state_layer_ids": [1, 3, 4],
-        "mask_token_id": 95,
-        "block_size": 5,
-        "sample_from_anchor": algorithm == "dspark",
-        "draft_vocab_size": 96,
-    } | others
-
-
-IDS = {"mask_token_id": 95, "target_layer_ids": [0, 2, 3]}
-ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
-HEADS = {"markov_rank": 6, "markov_head_type": "vanilla"}
-SURE = {"enable_confidence_head": True, "confidence_head_with_markov": False}
-SURE_WITH_MARKOV = {"enable_confidence_head": True, "confidence_head_with_markov": True}
-
-CONFIGS: dict[str, tuple[Kind, dict[str, Any]]] = {
-    "dflash": ("dflash", zlab_config(2, block_size=5, dflash_config=IDS)),
-    "dflash-inner-block": ("dflash", zlab_config(3, dflash_config=IDS | {"block_size": 5}, **ROPE)),
-    "dflash-default-ids": ("dflash", zlab_config(3, block_size=5, dflash_config={"mask_token_id": 95})),
-    "dflash-one-layer": ("dflash", zlab_config(1, block_size=5, dflash_config={"mask_token_id": 95})),
-    "dflash-causal": ("dflash", zlab_config(2, block_size=5, dflash_config=IDS | {"causal": True})),
-    "dflash-speculators": ("dflash-speculators", speculators_config("dflash", 2)),
-    "dflash-speculators-part": ("dflash-speculators", speculators_config("dflash", 3, draft_vocab_size=40)),
-    "dspark": ("dspark", deepspec_config()),
-    "dspark-confidence": ("dspark", deepspec_config(**SURE)),
-    "dspark-confidence-markov": ("dspark", deepspec_config(**SURE_WITH_MARKOV)),
-    "dspark-specforge": (
-        "dspark-specforge",
-        layer_config(2)
-        | {"architectures": ["DSparkDraftModel"], "num_target_layers": 6}
-        | {"dflash_config": IDS | HEADS | SURE_WITH_MARKOV | {"block_size": 5, "projector_type": "dspark"}},
-    ),
-    "dspark-speculators": ("dspark-speculators", speculators_config("dspark", 2, **HEADS, **SURE)),
-    "dspark-speculators-part": (
-        "dspark-speculators",
-        speculators_config("dspark", 2, draft_vocab_size=40, **HEADS, **SURE_WITH_MARKOV),
-    ),
-    "jetspec": ("jetspec", zlab_config(3, block_size=5, dflash_config=IDS | {"causal_head": True})),
-}

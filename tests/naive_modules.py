@@ -1,4 +1,4 @@
-"""A second, slow implementation of the EAGLE-1, EAGLE-3 and MTP draft modules, in plain tensors, without a cache.
+"""A second, slow implementation of EAGLE-1, EAGLE-3, P-EAGLE and MTP modules, in plain tensors, without a cache.
 
 It reads the tensors by their published names. Tests compare the drafters of treeopt with it.
 One layer of MTP is applied once for each level. Block drafters and mixtures of experts are not here.
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-Kind = Literal["eagle1", "eagle3", "mtp-deepseek", "mtp-qwen", "mtp-mimo"]
+Kind = Literal["eagle1", "eagle3", "peagle-speculators", "peagle-specforge", "mtp-deepseek", "mtp-qwen", "mtp-mimo"]
 Config = Mapping[str, Any]
 State = Mapping[str, Tensor]
 
+EAGLE3 = ("eagle3", "peagle-speculators", "peagle-specforge")  # the kinds whose layers are those of EAGLE-3
 # The names of four parts: norm of the embedding, norm of the state, projection, final norm.
 MTP_NAMES = {
     "mtp-deepseek": ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
@@ -36,8 +37,16 @@ def is_speculators(config: Config) -> bool:
     return "speculators_model_type" in config or "transformer_layer_config" in config
 
 
+def is_peagle(config: Config) -> bool:
+    """Whether config.json is that of a P-EAGLE module, in one of its two layouts."""
+    named = any("peagle" in name.lower() for name in config.get("architectures") or ())
+    return named or config.get("speculators_model_type") == "peagle"
+
+
 def is_eagle3(config: Config) -> bool:
-    """Whether config.json is that of an EAGLE-3 module, in one of its two layouts."""
+    """Whether config.json is that of an EAGLE-3 or P-EAGLE module, in one of its two layouts."""
+    if is_peagle(config):
+        return True
     if is_speculators(config):
         return str(config.get("speculators_model_type", "eagle3")) == "eagle3"
     named = any("eagle3" in name.lower() for name in config.get("architectures") or ())
@@ -83,7 +92,7 @@ def rotary(x: Tensor, position: int, theta: float, width: int) -> Tensor:
 class NaiveModule:
     """One draft module: its tensors, its config.json, and the embeddings and the head of its base.
 
-    EAGLE-3's own embeddings and head are used if `state` has them. EAGLE-1 and MTP always use the base's.
+    EAGLE-3's and P-EAGLE's own embeddings and head are used if `state` has them. EAGLE-1 and MTP use the base's.
     `chain_normed` (MTP only): the next level gets the state after the final norm. If set to False: before it.
     """
 
@@ -92,7 +101,7 @@ class NaiveModule:
     ) -> None:
         self.config, self.state, self.layers, self.kind = config, state, layers, kind
         self.sizes, self.vocab, self.embed, self.head = layer_sizes(config), len(base_head), base_embed, base_head
-        if kind == "eagle3":
+        if kind in EAGLE3:
             self.embed = state.get("embed_tokens.weight", base_embed)
             self.head = state.get("lm_head.weight", base_head)
         self.chain_normed, self.fc_norm = True, config.get("fc_norm") or "fc_norm.0.weight" in state
@@ -123,10 +132,25 @@ class NaiveModule:
             beside += drafts[level : level + 1]
         return logits
 
+    def parallel(self, tokens: Sequence[int], states: Tensor) -> list[Tensor]:
+        """The logits of all levels of P-EAGLE by one forward, each float [draft vocabulary], the first level first.
+
+        tokens and states are those of `chain`. The row of the root gives the first level. After it there is a row for
+        each further level, at the next position: the embedding of mask_token_id, and mask_hidden as its state.
+        """
+        assert len(tokens) >= 2
+        assert states.shape[0] == len(tokens) - 1
+        given, beside = [self._first_state(states[i]) for i in range(states.shape[0])], list(tokens[1:])
+        for _ in range(int(self.config["num_depths"]) - 1):
+            given.append(self._first_state(self.state["mask_hidden"].reshape(-1)))
+            beside.append(self.config["mask_token_id"])
+        rows = self._rows(given, beside)[states.shape[0] - 1 :]
+        return [functional.linear(self._finished(row)[0], self.head) for row in rows]
+
     def target(self, draft_ids: Sequence[int]) -> list[int]:
         """The ids of the base for ids of the draft vocabulary: draft + d2t[draft]."""
         offsets = self.state.get("d2t")
-        if self.kind != "eagle3" or offsets is None or len(offsets) == self.vocab:
+        if self.kind not in EAGLE3 or offsets is None or len(offsets) == self.vocab:
             return list(draft_ids)
         return [draft + int(offsets[draft]) for draft in draft_ids]
 
@@ -144,7 +168,7 @@ class NaiveModule:
 
     def _first_state(self, state: Tensor) -> Tensor:
         """What a row of level 0 gets for the base's state: EAGLE-3 projects its parts to one, the others take it."""
-        if self.kind != "eagle3":
+        if self.kind not in EAGLE3:
             return state
         parts = list(state.chunk(len(read_states(self.config, self.layers))))
         if self.fc_norm:
@@ -158,7 +182,7 @@ class NaiveModule:
         """What the head gets, and what the row of the next level gets, from the output of the last layer."""
         if self.kind == "eagle1":
             return last, last
-        if self.kind == "eagle3":  # in the midlayer layout norm_output has this meaning only beside fc_norm
+        if self.kind in EAGLE3:  # in the midlayer layout norm_output has this meaning only beside fc_norm
             normed = self._norm(last, "norm")
             after = self.config.get("norm_output") and (is_speculators(self.config) or self.fc_norm)
         else:
@@ -169,7 +193,7 @@ class NaiveModule:
     def _rows(self, given: list[Tensor], beside: list[int]) -> list[Tensor]:
         """The output of the last layer for each row. A row attends to itself and to all rows before it."""
         pairs = [(self.embed[token], state) for token, state in zip(beside, given, strict=True)]
-        if self.kind == "eagle3":
+        if self.kind in EAGLE3:
             return self._eagle3(pairs)
         if self.kind == "eagle1":
             joined = [self._linear(torch.cat([embedding, state]), "fc") for embedding, state in pairs]
@@ -260,17 +284,18 @@ def layer_shapes(kind: Kind, sizes: Config, prefix: str, columns: int) -> dict[s
 
 
 def eagle3_shapes(config: Config, sizes: Config, layers: int) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of an EAGLE-3 module, without d2t and t2d."""
+    """The names and shapes of an EAGLE-3 or P-EAGLE module, without d2t and t2d."""
     h, vocab = sizes["hidden_size"], sizes["vocab_size"]
     parts, of_base = len(read_states(config, layers)), config.get("target_hidden_size") or h
-    first = "layers.0." if is_speculators(config) else "midlayer."
+    first = "layers.0." if is_speculators(config) or is_peagle(config) else "midlayer."
     shapes = layer_shapes("eagle3", sizes, first, 2 * h) | {first + "hidden_norm.weight": (h,), "norm.weight": (h,)}
     shapes |= {"fc.weight": (h, parts * of_base), "lm_head.weight": (config.get("draft_vocab_size") or vocab, h)}
     for number in range(1, sizes.get("num_hidden_layers", 1)):
         shapes |= layer_shapes("eagle3", sizes, f"layers.{number}.", h)
     shapes |= {f"fc_norm.{number}.weight": (of_base,) for number in range(parts if config.get("fc_norm") else 0)}
     shapes |= {"input_norm.weight": (parts * of_base,)} if config.get("norm_before_fc") else {}
-    return shapes | ({"embed_tokens.weight": (vocab, h)} if config.get("embed_requires_grad") else {})
+    shapes |= {"embed_tokens.weight": (vocab, h)} if config.get("embed_requires_grad") else {}
+    return shapes | ({"mask_hidden": (1, 1, parts * of_base)} if is_peagle(config) else {})
 
 
 def random_state(kind: Kind, config: Config, layers: int, seed: int) -> dict[str, Tensor]:
@@ -280,7 +305,7 @@ def random_state(kind: Kind, config: Config, layers: int, seed: int) -> dict[str
     if kind == "eagle1":
         shapes = {"fc.weight": (h, 2 * h)} | layer_shapes(kind, sizes, "layers.0.", h)
         shapes |= {"fc.bias": (h,)} if config.get("bias", True) else {}
-    elif kind == "eagle3":
+    elif kind in EAGLE3:
         shapes = eagle3_shapes(config, sizes, layers)
     else:
         prefix = mtp_prefix(kind, layers)
@@ -289,11 +314,70 @@ def random_state(kind: Kind, config: Config, layers: int, seed: int) -> dict[str
             shapes[f"{prefix}{name}.weight"] = (h, 2 * h) if number == 2 else (h,)
     state = {}
     for name, shape in shapes.items():
-        scale = 0.1 if len(shape) == 1 else 1 / math.sqrt(shape[-1])
+        scale = 0.1 if len(shape) == 1 else 1.0 if name == "mask_hidden" else 1 / math.sqrt(shape[-1])
         center = 1.0 if len(shape) == 1 and name.endswith("weight") and kind != "mtp-qwen" else 0.0
         state[name] = center + scale * torch.randn(shape, generator=generator)
-    if kind == "eagle3" and len(state["lm_head.weight"]) < vocab:
+    if kind in EAGLE3 and len(state["lm_head.weight"]) < vocab:
         ids = torch.randperm(vocab, generator=generator)[: len(state["lm_head.weight"])].sort().values
         state["d2t"] = ids - torch.arange(len(ids))
         state["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, ids, True)
     return state
+
+
+def layer_config(layers: int, **others: Any) -> dict[str, Any]:
+    """The sizes of a small module with so many layers."""
+    return {
+        "model_type": "llama",
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    } | others
+
+
+def peagle_speculators(sizes: Config, **others: Any) -> dict[str, Any]:
+    """The config.json of a P-EAGLE module in the layout of speculators."""
+    return {
+        "architectures": ["PEagleDraftModel"],
+        "speculators_model_type": "peagle",
+        "transformer_layer_config": sizes,
+        "draft_vocab_size": 96,
+        "num_depths": 4,
+        "mask_token_id": 95,
+    } | others
+
+
+def peagle_specforge(sizes: Config, **others: Any) -> dict[str, Any]:
+    """The config.json of a P-EAGLE module in the layout of SpecForge."""
+    top = {"architectures": ["PEagleDraftModel"], "draft_vocab_size": 96, "num_depths": 4, "mask_token_id": 95}
+    return dict(sizes) | top | {"norm_before_residual": True} | others
+
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
+PART = {"draft_vocab_size": 40}
+
+# Modules whose levels all come from one forward: NaiveModule.parallel.
+PARALLEL_CONFIGS: dict[str, tuple[Kind, dict[str, Any]]] = {
+    "peagle-speculators": ("peagle-speculators", peagle_speculators(layer_config(2, **ROPE), **{IDS: [1, 3, 6]})),
+    "peagle-speculators-part": (
+        "peagle-speculators",
+        peagle_speculators(
+            layer_config(3, model_type="qwen3", **ROPE), norm_before_residual=True, embed_requires_grad=True, **PART
+        ),
+    ),
+    "peagle-specforge": ("peagle-specforge", peagle_specforge(layer_config(2, rope_theta=5000.0))),
+    "peagle-specforge-part": (
+        "peagle-specforge",
+        peagle_specforge(
+            layer_config(3, rope_theta=10000.0), num_depths=5, mask_token_id=7, norm_before_residual=False, **PART
+        ),
+    ),
+}

@@ -21,6 +21,14 @@ from treeopt.models.draft_layouts import mtp_layout
 from treeopt.models.draft_module import OWN, DraftModule, StateModule, Wiring
 
 _FAR = 512  # positions
+BLOCKS: dict[str, dict[str, Any]] = {  # what their wirings have beside those of DFlash
+    BLOCK: {},
+    "causal": {"causal": True},
+    "dspark": {"from_root": True, "markov_rank": 4, "markov": "gated", "confidence": True, "confidence_of_token": True},
+    "dspark-rnn": {"from_root": True, "markov_rank": 4, "markov": "rnn"},
+    "domino": {"domino": (6, 5, 1)},
+    "dflash2": {"selector_rank": 4, "selector_top_k": 5, "taps": 2, "group": 4},
+}
 
 
 def tiny_module(
@@ -28,14 +36,14 @@ def tiny_module(
 ) -> Base:
     """A random module for a base: an EAGLE-3 head with so many tokens (0: all), an EAGLE-1 head, or an MTP layer.
 
-    `kind` is `eagle3`, `eagle1`, `mtp` or `mtp3`, one or three of the base's decoder layers, or `block` or `causal`,
-    a block drafter of two layers and five rows.
+    `kind` is `eagle3`, `eagle1`, `peagle`, `mtp` or `mtp3`, one or three of the base's decoder layers, or one of
+    `BLOCKS`, a block drafter of two layers and five rows.
     """
     text = base.model.config.get_text_config()
     width, layers = text.hidden_size, text.num_hidden_layers
     made: Any = DraftModule
     wiring: Any
-    if kind in (BLOCK, "causal"):
+    if kind in BLOCKS:
         sizes = {
             "num_attention_heads": 2,
             "num_key_value_heads": 1,
@@ -44,7 +52,7 @@ def tiny_module(
         }
         config = Qwen3Config(hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, **sizes)
         reads, mask = (1, layers), base.vocab_size - 1
-        wiring = BlockWiring("DFlash", reads, width, 5, mask, causal=kind == "causal", vocabulary=vocabulary)
+        wiring = BlockWiring("DFlash", reads, width, 5, mask, vocabulary=vocabulary, **BLOCKS[kind])
         made = BlockModule
     elif kind.startswith(MTP):
         layout = mtp_layout({"fc.weight"}, base.model.config, width)
@@ -60,10 +68,12 @@ def tiny_module(
             max_position_embeddings=positions,
         )
         wiring = Wiring(EAGLE, "EAGLE", (layers,), width, first_norm=False, final_norm=False)
-        if kind == "eagle3":
+        if kind in ("eagle3", "peagle"):
             tokens = vocabulary or base.vocab_size
             reads = (1, layers // 2, layers)
             wiring = Wiring(EAGLE, "EAGLE-3", reads, width, wide=True, project=True, vocabulary=tokens)
+        if kind == "peagle":
+            wiring = dataclasses.replace(wiring, kind=BLOCK, levels=4, mask=base.vocab_size - 1)
     config._attn_implementation = base.model.config._attn_implementation
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -62,6 +62,8 @@ class Level:
         calibration_map: pairs of log-odds, estimated and observed, both ascending; linear between pairs, constant
             beyond them. Empty: estimates are not changed.
         cache: weights of the cache of the text so far, by the longest length of `CACHE_LENGTHS` that was found.
+        confidence: of a draft with a confidence head a, b, c: its likeliest token's log-odds are a + b times its own
+            and c times those of that head. Empty: that head is not read.
     """
 
     head: float = 1.0
@@ -71,15 +73,19 @@ class Level:
     other_logit: float = NO_CHANCE
     calibration_map: tuple[tuple[float, float], ...] = ()
     cache: tuple[float, ...] = (0.0,) * len(CACHE_LENGTHS)
+    confidence: tuple[float, ...] = ()
 
     def fault(self) -> str:
         """What is wrong with the numbers, for a message; empty if nothing is."""
         pairs = self.calibration_map
-        weights = (self.head, self.prior, self.ngram, self.other_logit, *self.prompt_lookup, *self.cache)
+        scalars = (self.head, self.prior, self.ngram, self.other_logit)
+        weights = (*scalars, *self.prompt_lookup, *self.cache, *self.confidence)
         if not all(map(math.isfinite, (*weights, *(value for pair in pairs for value in pair)))):
             return "has numbers that are not finite"
         if (len(self.prompt_lookup), len(self.cache)) != (MAX_MATCH, len(CACHE_LENGTHS)):
             return f"has not {MAX_MATCH} weights of prompt_lookup and {len(CACHE_LENGTHS)} of cache"
+        if len(self.confidence) not in (0, 3):
+            return "has not three numbers of confidence, or none"
         if any(a[0] >= b[0] or a[1] > b[1] for a, b in itertools.pairwise(pairs)):
             return "has a calibration_map that does not ascend"
         return ""
@@ -235,13 +241,15 @@ class Drafter:
         levels = [dataclasses.astuple(level) for level in self.levels]
         settings: list[Any] = [self.num_heads, self.top, self.window, [level[:_OLD_FIELDS] for level in levels]]
         empty = self.ngram_table is not None and self.ngram_table.empty
-        added = [self.cache_prior, self.voted, self.lm_head_levels, empty, [level[_OLD_FIELDS:] for level in levels]]
+        added = [self.cache_prior, self.voted, self.lm_head_levels, empty, [level[_OLD_FIELDS:-1] for level in levels]]
         if added != [1.0, 0, 0, False, [(Level().cache,)] * len(levels)]:
             settings.append(added)
         if self.top_logprobs:
             settings.append(self.top_logprobs)
         if self.draft:
             settings.append(["draft", self.draft, *([] if self.draft_kind == MODEL else [self.draft_kind])])
+        if any(level.confidence for level in self.levels):
+            settings.append(["confidence", [level.confidence for level in self.levels]])
         digest = hashlib.sha256(json.dumps(settings).encode())
         if self.ngram_table is not None:
             for name, array in sorted(self.ngram_table.arrays().items()):

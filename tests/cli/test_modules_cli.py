@@ -76,10 +76,23 @@ def test_trees_of_ddtree_are_a_method() -> None:
     assert found["made_with"]["draft_id"]
 
 
-@looped(("engine", "method"), [("vllm", "dflash"), ("sglang", "DFLASH"), ("llamacpp", "draft-dflash")])
-def test_engines_get_the_method_of_blocks(engine: str, method: str) -> None:
+DSPARK = str(Path(__file__).resolve().parent.parent / "data" / "pocket-dspark")
+
+
+@looped(
+    ("engine", "draft", "method"),
+    [
+        ("vllm", "dflash", '"dflash"'),
+        ("sglang", "dflash", "DFLASH"),
+        ("llamacpp", "dflash", "draft-dflash"),
+        ("vllm", DSPARK, '"dspark"'),
+        ("sglang", DSPARK, "DSPARK"),
+        ("llamacpp", DSPARK, "draft-dspark"),
+    ],
+)
+def test_engines_get_the_method_of_blocks(engine: str, draft: str, method: str) -> None:
     """The method is that of the block drafter."""
-    treeopt("calibrate", "--draft", "dflash", *FEW, "-o", "block-alone.safetensors", "--force")
+    treeopt("calibrate", "--draft", draft, *FEW, "-o", "block-alone.safetensors", "--force")
     arguments = ("export", "--for", engine, "--calibration", "block-alone.safetensors", "--chain-length", "1")
     assert method in treeopt(*arguments).output
 

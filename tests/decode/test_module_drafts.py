@@ -15,7 +15,7 @@ from helpers import random_tree
 from naive_draft import random_drafter
 from predicted import predict
 from tiny import but_slow, family, tiny_base
-from tiny_modules import module_drafter, tiny_module
+from tiny_modules import BLOCKS, module_drafter, tiny_module
 
 import treeopt
 from treeopt.decode.decoder import Decoded, TreeDecoder
@@ -39,14 +39,15 @@ from treeopt.tree import Tree
 NEW = 24
 VOCAB = 13  # so that two random models often agree
 DEPTH = 4
-KINDS = ("eagle3", "eagle1", "mtp", "mtp3", "block", "causal")
+KINDS = ("eagle3", "eagle1", "mtp", "mtp3", "peagle", *BLOCKS)
 
 
 def drafter_of(draft: Base, seed: int = 0, *, ngram: bool = False) -> Drafter:
     """A random record of a module."""
     vocab = draft.model.base_vocab_size
     _, drafter = random_drafter(np.random.default_rng(seed), vocab, "voted", 20)
-    level = dataclasses.replace(drafter.levels[0], head=1.0)
+    sure = (0.3, 0.8, 0.4) if getattr(draft.model.wiring, "confidence", False) else ()
+    level = dataclasses.replace(drafter.levels[0], head=1.0, confidence=sure)
     made = dataclasses.replace(drafter, levels=(level,) * DEPTH, num_heads=0, top=min(drafter.top, draft.vocab_size))
     if not ngram:
         made = dataclasses.replace(Drafter.model_only(DEPTH, made.top, "0"), levels=made.levels)
@@ -93,6 +94,12 @@ def check_plans(base: Base, draft: Base, seed: int, *, ngram: bool) -> None:
         ("block", "llama", False),
         ("block", "gemma2", True),
         ("causal", "phi3", True),
+        ("dspark", "llama", True),
+        ("dspark-rnn", "gemma2", False),
+        ("dflash2", "llama", True),
+        ("domino", "llama", False),
+        ("peagle", "llama", False),
+        ("peagle", "gemma2", True),
     ),
 )
 def test_attention(case: tuple[str, str, bool]) -> None:
@@ -115,7 +122,7 @@ def test_recurrent(case: tuple[str, str]) -> None:
     check_plans(base, tiny_module(base, kind, 2), 3, ngram=False)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "mtp3", "block"])
+@pytest.mark.parametrize("kind", ["eagle3", "mtp3", "peagle", "block", "dspark-rnn"])
 def test_rows_that_end_and_rows_that_are_rewound(kind: str) -> None:
     """Rows end at different places, and steps after a rewind are those of before."""
     base = tiny_base("llama", 1, vocab_size=VOCAB)
@@ -136,7 +143,7 @@ def test_rows_that_end_and_rows_that_are_rewound(kind: str) -> None:
     assert len({len(one.tokens) for one in batch}) > 1
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "block"])
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "block"])
 def test_a_schedule_that_begins_without_drafts(kind: str) -> None:
     """The states of steps without drafts are read, too: later steps draft as if there had been no such steps."""
     base = tiny_base("llama", 1, vocab_size=VOCAB)
@@ -155,7 +162,7 @@ def test_a_schedule_that_begins_without_drafts(kind: str) -> None:
     assert max(rest.step_lengths) > 1
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "block"])
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "block", "dspark-rnn"])
 def test_sampled_texts(kind: str) -> None:
     """Drafts of a tree are accepted by the base's draws, those drawn from the head by rejection: texts are sampled
     as without drafts.

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from naive_blocks import CONFIGS, NaiveBlock, random_state, read_states
+from block_checkpoints import CONFIGS, random_state
+from naive_blocks import NaiveBlock, read_states
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+from transformers.cache_utils import DFlashCache
 
 from treeopt.drafter import Drafter
 from treeopt.drafting.block import BlockProposer
@@ -22,7 +25,6 @@ from treeopt.models.base import Base
 from treeopt.models.draft_files import kind_in_files, load_draft
 
 VOCAB, LAYERS = 96, 6
-READ = [name for name, (kind, _) in CONFIGS.items() if not kind.startswith("dspark")]
 
 
 @pytest.fixture
@@ -49,15 +51,23 @@ def drafter_in(folder: Path, name: str, base: Base, **changed: Any) -> tuple[str
 
 
 class Recording(BlockProposer):
-    """Records the logits that it packs."""
+    """Records the logits that it packs; `seen` float [B, levels, V_draft]."""
+
+    def __init__(self, base: Base, draft: Base) -> None:
+        super().__init__(base, draft, Drafter.model_only(draft.model.levels, 8, draft.fingerprint, "block"))
+        self._packed: list[Tensor] = []
 
     def pack(self, logits: Tensor) -> Observed:
-        self.seen = logits.clone()
+        self._packed.append(logits.clone())
         return super().pack(logits)
+
+    @property
+    def seen(self) -> Tensor:
+        return torch.cat(self._packed, dim=1)
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_block_is_its_naive_forward(name: str, base: Base, tmp_path: Path) -> None:
     """The logits of every level at several roots of a text, by the code of tracing; nothing after a root is read."""
     folder, naive = drafter_in(tmp_path / "draft", name, base)
@@ -66,17 +76,20 @@ def test_block_is_its_naive_forward(name: str, base: Base, tmp_path: Path) -> No
     reads = read_states(naive.config, LAYERS)
     assert draft.model.wiring.reads == reads
     assert draft.model.levels == naive.levels
-    text = torch.randint(0, VOCAB, (14,), generator=torch.Generator().manual_seed(1)).tolist()
+    chance = torch.Generator().manual_seed(1)
+    text = torch.randint(0, VOCAB, (14,), generator=chance).tolist()
     roots = [1, 6, 12]
-    proposer = Recording(base, draft, Drafter.model_only(naive.levels, 8, draft.fingerprint, "block"))
+    drafts = torch.randint(0, VOCAB, (len(roots), naive.levels - 1), generator=chance)
+    proposer = Recording(base, draft)
     session = proposer.start([text], naive.levels, [[root + 1 for root in roots]])
     _, states = base.reading(reads).forward(torch.tensor([text[:-1]]), use_cache=False)
     session.read([states[0]])
     session.begin(torch.tensor([text[root] for root in roots]), states[0, :1].expand(len(roots), -1))
+    session.prepare(drafts.numpy())
     for row, root in enumerate(roots):
-        expected = torch.stack(naive.logits(text[: root + 1], states[0, :root], []))
+        expected = torch.stack(naive.logits(text[: root + 1], states[0, :root], drafts[row].tolist()))
         torch.testing.assert_close(proposer.seen[row], expected, rtol=0, atol=1e-5)
-    best = session.candidates(torch.zeros(len(roots), naive.levels, dtype=torch.long).numpy(), 3)
+    best = session.candidates(torch.nn.functional.pad(drafts, (0, 1)).numpy(), 3)
     ranked = expected.argsort(dim=-1, descending=True, stable=True)[:, :3]
     assert best[-1].tolist() == [list(naive.target(one.tolist())) for one in ranked]
 
@@ -88,7 +101,7 @@ def test_masks_of_kinds_of_layers(base: Base, tmp_path: Path) -> None:
         kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": window} if window else {}
         folder, _ = drafter_in(tmp_path / str(window), "dflash", base, **kinds)
         draft = load_draft(folder, base)
-        proposer = Recording(base, draft, Drafter.model_only(draft.model.levels, 8, draft.fingerprint, "block"))
+        proposer = Recording(base, draft)
         text = list(range(20, 32))
         _, states = base.reading(proposer.reads).forward(torch.tensor([text[:-1]]), use_cache=False)
         session = proposer.start([text], draft.model.levels)
@@ -130,12 +143,16 @@ def test_drafters_of_other_masks_and_sizes_are_others(base: Base, tmp_path: Path
 
 
 REFUSED = {
-    "conv_kernel_size": ({"dflash_config": {"mask_token_id": 95, "conv_kernel_size": 2}}, "conv_kernel_size is 2"),
+    "convolution": ({"dflash_config": {"mask_token_id": 95, "conv_kernel_size": 2}}, "lacks layers.0.attention_conv"),
+    "group": ({"conv_kernel_size": 2, "conv_group_size": 5}, "5, which does not divide its hidden size 32"),
+    "selector_top_k": ({"selector_rank": 4, "selector_top_k": 97}, "selector_top_k is 97, not a number from 1 to 96"),
+    "markov_head_type": ({"markov_head_type": "tree"}, "markov_head_type is 'tree'"),
+    "confidence": ({"enable_confidence_head": True}, "has no Markov head"),
+    "domino": ({"projector_type": "domino"}, "gru_hidden_dim is None"),
     "block_size": ({"block_size": 1}, "block_size is 1"),
     "mask_token_id": ({"dflash_config": {}}, "mask_token_id is None"),
     "states": ({"dflash_config": {"mask_token_id": 95, "target_layer_ids": [9]}}, r"reads the states \[10\]"),
     "mask": ({"dflash_config": {"mask_token_id": 96, "target_layer_ids": [0, 2, 3]}}, "its mask is token 96"),
-    "sample_from_anchor": ({"sample_from_anchor": True}, "as DSpark"),
 }
 
 
@@ -149,12 +166,67 @@ def test_what_is_not_read_is_one_error(name: str, base: Base, tmp_path: Path) ->
     assert caught.value.code in (Code.DRAFT_INVALID, Code.DRAFT_MISMATCH)
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in READ])
-def test_kinds_that_are_not_read_are_named(name: str, base: Base, tmp_path: Path) -> None:
-    folder, _ = drafter_in(tmp_path / "draft", name, base)
-    with pytest.raises(TreeoptError, match="DSpark, a block drafter") as caught:
-        load_draft(folder, base)
-    assert caught.value.code is Code.DRAFT_INVALID
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["dspark-rnn", "domino", "dspark-gated", "dflash2"])
+def test_nodes_of_a_tree_have_the_logits_of_their_paths(name: str, base: Base, tmp_path: Path) -> None:
+    """Whatever the order of their parents, and again after the tree was grown."""
+    folder, naive = drafter_in(tmp_path / "draft", name, base)
+    proposer, text = Recording(base, load_draft(folder, base)), list(range(20, 32))
+    _, states = base.reading(proposer.reads).forward(torch.tensor([text[:-1]]), use_cache=False)
+    session = proposer.start([text], proposer.depth)
+    session.read([states[0]])
+    session.begin(torch.tensor(text[-1:]), states[:, -1])
+    grown = session.expand(12, proposer.depth)
+    np.testing.assert_array_equal(session.expand(12, proposer.depth).tokens, grown.tokens)
+    paths, parents = [(7,), (90,), (3,)], [[0, 0, 0]]
+    for _ in range(3):
+        found = session.extend(np.array([[path[-1] for path in paths]]), np.array(parents))[0]
+        for path, logits in zip(paths, found, strict=True):
+            torch.testing.assert_close(logits, naive.logits(text, states[0], path)[len(path)], rtol=0, atol=1e-5)
+        parents = [[2, 0, 1]]
+        paths = [(*paths[parent], token) for parent, token in zip(parents[0], (11, 5, 60), strict=True)]
+
+
+@torch.inference_mode()
+def test_confidence_is_that_of_the_naive_forward(base: Base, tmp_path: Path) -> None:
+    """Its logits at each level, with and without the token before."""
+    for name in ("dspark-confidence", "dspark-confidence-markov"):
+        folder, naive = drafter_in(tmp_path / name, name, base)
+        proposer, text, drafts = Recording(base, load_draft(folder, base)), list(range(20, 32)), [7, 3, 90, 41]
+        _, states = base.reading(proposer.reads).forward(torch.tensor([text[:-1]]), use_cache=False)
+        session = proposer.start([text], proposer.depth)
+        session.read([states[0]])
+        _, rows = session.block(torch.tensor(text[-1:]))
+        above = torch.tensor([[text[-1], *drafts]])
+        found = [proposer.module.confidence(rows[:, i : i + 1], above[:, i : i + 1]).item() for i in range(5)]
+        expected = naive.confidence(text, states[0], drafts)
+        torch.testing.assert_close(torch.tensor(found).sigmoid(), torch.tensor(expected), rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("sliding", [False, True])
+def test_transformers_own_class(sliding: bool, base: Base, tmp_path: Path) -> None:
+    """A drafter of transformers' class: our logits are those of its states and the base's LM head."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"] if sliding else ["full_attention"] * 2}
+    settings = {"block_size": 5, "mask_token_id": 95, "target_layer_ids": [0, 2, 3], "sliding_window": 6, **kinds}
+    config = MuseGlimmerAssistantConfig(**sizes, head_dim=8, num_hidden_layers=2, vocab_size=VOCAB, **settings)
+    theirs = MuseGlimmerAssistantModel(config).eval()
+    for weight in theirs.parameters():
+        weight.data = torch.randn_like(weight) * 0.2 + (weight.dim() == 1)
+    theirs.save_pretrained(tmp_path)
+    proposer, text = Recording(base, load_draft(str(tmp_path), base)), list(range(20, 32))
+    _, states = base.reading(proposer.reads).forward(torch.tensor([text[:-1]]), use_cache=False)
+    session = proposer.start([text], proposer.depth)
+    session.read([states[0]])
+    session.begin(torch.tensor(text[-1:]), states[:, -1])
+    noise = base.model.get_input_embeddings()(torch.tensor([[text[-1], *[95] * 4]]))
+    cache = DFlashCache(config=config)
+    cache.set_previous_accepted_tokens(len(text) - 1)
+    inputs = {"attention_mask": torch.ones(1, len(text) + 4), "past_key_values": cache}
+    out = theirs(noise_embeds=noise, context_hidden_states=states, **inputs)
+    torch.testing.assert_close(proposer.seen, base.lm_head(out.last_hidden_state[:, 1:]), rtol=0, atol=1e-5)
+    assert proposer.module.wiring.title == "DFlash (transformers)"
 
 
 def test_a_drafter_of_more_levels_than_the_block(base: Base, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from mtp_checkpoints import write
-from naive_modules import Kind, NaiveModule, random_state, read_states
+from naive_modules import PARALLEL_CONFIGS, Kind, NaiveModule, random_state, read_states
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -17,8 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Observed
 from treeopt.drafting.module import ModuleProposer
+from treeopt.drafting.parallel import ParallelProposer
 from treeopt.models.base import Base, load_base
-from treeopt.models.draft_files import load_draft
+from treeopt.models.draft_files import kind_in_files, load_draft
 from treeopt.models.draft_module import kind_of
 
 LAYERS, VOCAB, DEPTH = 7, 96, 4
@@ -132,6 +133,29 @@ def test_eagle_is_its_naive_forward(name: str, base: Base, tmp_path: Path) -> No
         assert best == [naive.target(one.argsort(descending=True, stable=True)[:3].tolist()) for one in expected]
     if draft.model.token_map is not None:
         assert draft.model.token_map.tolist() == naive.target(range(len(draft.model.token_map)))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", PARALLEL_CONFIGS)
+def test_peagle_is_its_naive_forward(name: str, base: Base, tmp_path: Path) -> None:
+    """All levels at once, at roots of a text."""
+    kind, config = PARALLEL_CONFIGS[name]
+    state = random_state(kind, config, LAYERS, seed=3)
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    draft = load_draft(str(tmp_path), base)
+    assert kind_in_files(str(tmp_path)) == kind_of(draft.model) == "block"
+    naive = NaiveModule(config, state, base.model.get_input_embeddings().weight, base.lm_head.weight, LAYERS, kind)
+    text = torch.randint(0, VOCAB, (14,), generator=torch.Generator().manual_seed(1)).tolist()
+    reads, roots, levels = read_states(config, LAYERS), [1, 5, 13], draft.model.levels
+    proposer = ParallelProposer(base, draft, Drafter.model_only(levels, 8, draft.fingerprint, "block"))
+    _, states = base.reading(reads).forward(torch.tensor([text[:-1]]), use_cache=False)
+    session = proposer.start([text], levels, [[root + 1 for root in roots]])
+    session.read([states[0]])
+    found = session.block(torch.tensor([text[root] for root in roots]))
+    for row, root in enumerate(roots):
+        expected = torch.stack(naive.parallel(text[: root + 1], states[0, :root]))
+        torch.testing.assert_close(found[row], expected, rtol=0, atol=1e-5)
 
 
 @torch.inference_mode()

@@ -145,8 +145,26 @@ WRONG: dict[str, tuple[Callable[[State], Any], dict[str, Any], Code, str]] = {
         "has also ",
     ),
     "not finite": (_with("fc.weight", 16, 48), {}, Code.NOT_FINITE, "not finite"),
-    "P-EAGLE": (_with("mask_hidden", 1, 1, 48), {}, Code.DRAFT_INVALID, "is P-EAGLE"),
-    "DSpark": (_with("markov_head.markov_w1.weight", 4, 4), {}, Code.DRAFT_INVALID, "is DSpark"),
+    "P-EAGLE": (_with("mask_hidden", 1, 1, 48), {}, Code.DRAFT_INVALID, "mask_token_id is None and its num_depths 8"),
+    "P-EAGLE, mask": (
+        _with("mask_hidden", 1, 1, 48),
+        {"pard_token": VOCAB},
+        Code.DRAFT_MISMATCH,
+        "its mask is token 40",
+    ),
+    "P-EAGLE, levels": (
+        _with("mask_hidden", 1, 1, 48),
+        {"pard_token": 1, "num_depths": 0},
+        Code.DRAFT_INVALID,
+        "its num_depths 0",
+    ),
+    "Markov head": (_with("markov_head.markov_w1.weight", 4, 4), {}, Code.DRAFT_INVALID, "has also markov_head"),
+    "DeepSeek-V4": (
+        _with("mtp.2.markov_head.embed.weight", 4, 4),
+        {},
+        Code.DRAFT_INVALID,
+        "DSpark in the layout of",
+    ),
     "DFlash": (
         len,
         {"architectures": ["DFlashDraftModel"], "num_hidden_layers": 5, "block_size": 4, "mask_token_id": 1}
@@ -158,7 +176,7 @@ WRONG: dict[str, tuple[Callable[[State], Any], dict[str, Any], Code, str]] = {
         len,
         {"architectures": ["DFlash2DraftModel"], "num_hidden_layers": 5},
         Code.DRAFT_INVALID,
-        "is DFlash2",
+        "its block_size is None",
     ),
 }
 

@@ -21,10 +21,11 @@ from torch.nn.functional import pad
 from treeopt.decode.rules import NOT_A_NUMBER, Sample, best, draw
 from treeopt.defaults import MAX_DEPTH
 from treeopt.drafter import Drafter
-from treeopt.drafting.block import BlockProposer, BlockSession
+from treeopt.drafting.block import BlockProposer, BlockSession, ConditionalSession
 from treeopt.drafting.interface import Drafts, ProposerSession, reads_of
-from treeopt.drafting.model import ModelProposer, ModelSession
+from treeopt.drafting.model import FIRST, ModelProposer, ModelSession
 from treeopt.drafting.module import ModuleProposer, ModuleSession
+from treeopt.drafting.parallel import ParallelProposer, ParallelSession
 from treeopt.drafting.plans import proposer_for
 from treeopt.models.base import Base
 from treeopt.models.draft_module import kind_of, over_tokens
@@ -91,13 +92,16 @@ class DrawnChain:
 
     def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
         if isinstance(self._proposer, BlockProposer):
-            return _DrawnBlock(self._proposer, texts, self._rule)
+            blocks = _DrawnBlock if self._proposer.module.token_head is None else _DrawnConditional
+            return blocks(self._proposer, texts, self._rule)
+        if isinstance(self._proposer, ParallelProposer):
+            return _DrawnParallel(self._proposer, texts, self._rule)
         assert isinstance(self._proposer, ModelProposer)
         made = _DrawnModule if isinstance(self._proposer, ModuleProposer) else _Drawn
         return made(self._proposer, texts, self._rule)
 
     def draft(self, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
-        assert isinstance(session, (_Drawn, _DrawnBlock))
+        assert isinstance(session, _Draws)
         session.roots = roots
         tokens, drawn_from = session.drawn(self.depth)
         tokens = torch.cat([roots[:, None], tokens.to(roots.device)], dim=1)
@@ -110,11 +114,12 @@ class _Draws(ABC):
     source: Any
     roots: Tensor  # of the step
 
-    def begin_draws(self, draft: Base, rule: Sample) -> None:
+    def __init__(self, proposer: Any, texts: Sequence[Sequence[int]], rule: Sample) -> None:
+        super().__init__(proposer, texts, proposer.depth)  # type: ignore[call-arg]  # of the session it is a part of
         self._rule, self._generator = rule, None
         if rule.seed is not None:
             seed = (rule.seed ^ _OTHER_SEED) % _MOST_SEEDS
-            self._generator = torch.Generator(draft.device).manual_seed(seed)
+            self._generator = torch.Generator(proposer.draft.device).manual_seed(seed)
 
     @abstractmethod
     def after(self, level: int, tokens: Sequence[Tensor]) -> Tensor:
@@ -139,10 +144,6 @@ class _Draws(ABC):
 
 
 class _Drawn(_Draws, ModelSession):
-    def __init__(self, proposer: Any, texts: Sequence[Sequence[int]], rule: Sample) -> None:
-        super().__init__(proposer, texts, proposer.depth)
-        self.begin_draws(proposer.draft, rule)
-
     def after(self, level: int, tokens: Sequence[Tensor]) -> Tensor:
         return self.follow(tokens[-1].clamp(min=0)) if level else self.advance()
 
@@ -154,11 +155,25 @@ class _DrawnModule(_Drawn, ModuleSession):
 class _DrawnBlock(_Draws, BlockSession):
     """The same with a block drafter, whose levels do not depend on each other."""
 
-    def __init__(self, proposer: BlockProposer, texts: Sequence[Sequence[int]], rule: Sample) -> None:
-        super().__init__(proposer, texts, proposer.depth)
-        self.begin_draws(proposer.draft, rule)
+    def after(self, level: int, tokens: Sequence[Tensor]) -> Tensor:
+        if not level:
+            self._levels, _ = self.block(self.roots)
+        return self._levels[:, level]
+
+
+class _DrawnParallel(_Draws, ParallelSession):
+    """The same with a P-EAGLE head."""
 
     def after(self, level: int, tokens: Sequence[Tensor]) -> Tensor:
         if not level:
-            self._levels = self.logits(self.roots)
+            self._levels = self.block(self.roots)
         return self._levels[:, level]
+
+
+class _DrawnConditional(_Draws, ConditionalSession):
+    """The same with a block drafter whose levels depend on the token above."""
+
+    def after(self, level: int, tokens: Sequence[Tensor]) -> Tensor:
+        if not level:
+            return self.first(self.roots)[:, 0]
+        return self.extend(tokens[-1][:, None].numpy(force=True), FIRST)[:, 0]

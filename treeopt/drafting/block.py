@@ -1,12 +1,13 @@
 """The drafter `block`, alone or with an n-gram table: a block drafter that reads the base's hidden states.
 
 One forward gives the logits of all levels when a step begins. They know the root and the text before it, and not the
-drafts above: with an n-gram table the candidates of a node depend on its parents.
+drafts above, but for blocks with a head that reads the token above: with such a head or an n-gram table the candidates
+of a node depend on its parents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,14 @@ import torch
 from torch import Tensor
 
 from treeopt.drafter import Drafter
-from treeopt.drafting.interface import AcceptedPart, Observed
+from treeopt.drafting.interface import AcceptedPart, Expansion, Floats, Ints, Observed
 from treeopt.drafting.kernel.data import KernelSource
-from treeopt.drafting.kernel.session import KernelSession, top_logprobs
-from treeopt.drafting.model import DRAFT_MODEL_SOURCE, PIECE
+from treeopt.drafting.kernel.session import KernelRows, KernelSession, top_logprobs
+from treeopt.drafting.model import DRAFT_MODEL_SOURCE, FIRST, PIECE, LevelRows
 from treeopt.drafting.ngram import check_drafter
-from treeopt.errors import Code, TreeoptError
+from treeopt.drafting.parallel import check_levels
 from treeopt.models.base import Base
+from treeopt.models.block_heads import log_odds, with_confidence
 from treeopt.models.block_module import BlockModule
 from treeopt.models.compatibility import check_draft
 from treeopt.models.logits import rows_at_once
@@ -31,15 +33,15 @@ from treeopt.verify.levels import LevelSession
 class BlockProposer(KernelSource):
     """A block drafter as a drafter; `draft.model` is a `BlockModule`. E101 where the record has more levels."""
 
+    beam = 0  # as of `ModelProposer`
+
     def __init__(self, base: Base, draft: Base, drafter: Drafter) -> None:
         check_draft(base, draft)
         check_drafter(drafter, base, None, draft)
         assert isinstance(draft.model, BlockModule)
         super().__init__(drafter, base.vocab_size, DRAFT_MODEL_SOURCE, f"the model {draft.name}")
         self.draft, self.module = draft, draft.model
-        if drafter.depth > self.module.levels:
-            what = f"the drafter has {drafter.depth} levels, and {draft.name} drafts {self.module.levels}"
-            raise TreeoptError(Code.TREE_TOO_DEEP, what, fix=f"at most {self.module.levels} (--levels)")
+        check_levels(draft, drafter)
         self.known = min(self.known, draft.vocab_size)
         self.reads = self.module.wiring.reads
         self.window = 0 if drafter.ngram_table is None else max(drafter.window, CONTEXT)
@@ -49,8 +51,9 @@ class BlockProposer(KernelSource):
 
     def start(
         self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
-    ) -> BlockSession:
-        return BlockSession(self, texts, depth, ends)
+    ) -> BlockRows:
+        made = BlockSession if self.module.token_head is None else ConditionalSession
+        return made(self, texts, depth, ends)
 
     def pack(self, logits: Tensor) -> Observed:
         """`top_logprobs` of logits on the host, with tokens of the base: [..., V] -> int32 [..., 2 K + 1]."""
@@ -61,10 +64,10 @@ class BlockProposer(KernelSource):
         return packed
 
 
-class BlockSession(KernelSession):
-    """Drafting of a batch by a block drafter. Row i of its cache is the base's states at token i of the text."""
+class BlockRows(KernelRows):
+    """Texts of a batch beside a block drafter. Row i of its cache is the base's states at token i of the text."""
 
-    source: BlockProposer  # type: ignore[assignment]  # its logits are not of the roots' states alone
+    source: BlockProposer
 
     def __init__(
         self,
@@ -92,22 +95,13 @@ class BlockSession(KernelSession):
         lengths = zip(self._context.lengths, counts, strict=True)
         self._context.keep([length + count for length, count in lengths])
 
-    def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor | None:
-        """Nothing: the block is run when a step begins."""
-        return None
-
-    def begin(self, roots: Tensor, states: Tensor) -> None:
-        self.set_step(self.source.pack(self.logits(roots)[:, : self.depth]).reshape(len(roots), -1))
-
     @torch.inference_mode()
-    def logits(self, roots: Tensor) -> Tensor:
-        """Logits of all levels, float [B, levels, V_draft]."""
+    def block(self, roots: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of all levels by the block alone, float [B, levels, V_draft], and its rows [B, levels, h]."""
         wiring = self.source.module.wiring
         tokens = roots.to(self.source.draft.device)[:, None].expand(-1, wiring.size)
         visible = np.tri(wiring.size, dtype=np.bool_) if wiring.causal else np.ones((wiring.size,) * 2, np.bool_)
-        found = self._context.block(tokens, visible)
-        self._context.keep(self._context.lengths)
-        return found
+        return self._context.block(tokens, visible)
 
     @torch.inference_mode()
     def keep(self, kept: AcceptedPart) -> None:
@@ -126,3 +120,82 @@ class BlockSession(KernelSession):
         of_text, lengths = mark
         super().rewind(of_text)
         self._context.keep(lengths)  # texts are known from the last tokens on, so their ends do not tell
+
+
+class BlockSession(BlockRows, KernelSession):
+    """Drafting of a batch by a block drafter whose levels do not depend on each other."""
+
+    source: BlockProposer  # type: ignore[assignment]  # its logits are not of the roots' states alone
+
+    def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor | None:
+        """Nothing: the block is run when a step begins."""
+        return None
+
+    def begin(self, roots: Tensor, states: Tensor) -> None:
+        self.set_step(self.source.pack(self.block(roots)[0][:, : self.depth]).reshape(len(roots), -1))
+
+
+class ConditionalSession(BlockRows, LevelRows):
+    """Drafting of a batch by a block drafter whose logits depend on the token above, as DSpark's and DFlash2's do.
+
+    One forward of the block gives what the levels have in common; its head is run for each level of the tree.
+    """
+
+    source: BlockProposer
+
+    def begin(self, roots: Tensor, states: Tensor) -> None:
+        self._root = self.source.pack(self.first(roots))
+
+    @torch.inference_mode()
+    def first(self, roots: Tensor) -> Tensor:
+        """Run the block; logits float [B, 1, V_draft] after the roots."""
+        self._logits, self._rows = self.block(roots)
+        head = self.source.module.token_head
+        assert head is not None
+        self._level, self._paths = 0, self._rows.new_zeros(len(roots), 1, head.state_size)
+        self._roots, self._first = roots, self._after(roots[:, None].to(self._rows.device))
+        return self._first
+
+    @torch.inference_mode()
+    def extend(self, tokens: Ints, parents: Ints) -> Tensor:
+        self._level += 1
+        self._paths = self._paths[torch.arange(len(tokens))[:, None], torch.from_numpy(parents)]
+        return self._after(torch.from_numpy(tokens.clip(0)).to(self._rows.device))
+
+    def _after(self, tokens: Tensor) -> Tensor:
+        """Logits [B, n, V_draft] of this level after tokens int64 [B, n] of the level above."""
+        module, level = self.source.module, self._level
+        logits, self._paths = module.after(level, self._logits, self._rows, tokens, self._paths)
+        weights = self.source.drafter.levels[level].confidence if level < self.source.depth else ()
+        if weights:
+            logits = with_confidence(logits, module.confidence(self._rows[:, level : level + 1], tokens), weights)
+        return logits
+
+    def _along(self, true: Ints) -> Iterator[Tensor]:
+        """The logits after the true tokens int64 [B, n], each [B, 1, V_draft]; the session stays at the root."""
+        paths = self._paths
+        for level in range(true.shape[1]):
+            yield self.extend(true[:, level : level + 1], FIRST)
+        self._level, self._paths = 0, paths
+
+    def prepare(self, true: Ints) -> None:
+        """The logits after the root and the true tokens, one after the other."""
+        self.set_step(np.concatenate([self._root, *map(self.source.pack, self._along(true))], axis=1))
+
+    @torch.inference_mode()
+    def odds(self, true: Ints) -> tuple[Floats, Floats]:
+        """Of each level's likeliest token after true tokens int64 [B, L], the log-odds by the logits, and those by the
+        confidence head: float64 [B, L] each.
+        """
+        module, levels = self.source.module, range(true.shape[1])
+        above = np.concatenate([self._roots.numpy(force=True)[:, None], true[:, :-1].clip(0)], axis=1)
+        tokens = torch.from_numpy(above).to(self._rows.device)
+        own = torch.cat([log_odds(one)[0] for one in (self._first, *self._along(true[:, :-1]))], dim=1)[..., 0]
+        sure = torch.cat([module.confidence(self._rows[:, i : i + 1], tokens[:, i : i + 1]) for i in levels], dim=1)
+        return own.numpy(force=True), sure.double().numpy(force=True)
+
+    def expand(self, nodes: int, depth: int) -> Expansion:
+        paths = self._paths
+        grown = super().expand(nodes, depth)
+        self._level, self._paths = 0, paths
+        return grown

@@ -8,7 +8,7 @@ All are fitted to a sample of positions, each seen by the drafter of its fold, w
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter, Level
+from treeopt.drafting.block import ConditionalSession
 from treeopt.drafting.interface import Bools, Features, Ints
 from treeopt.drafting.kernel.data import CACHE
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import positions_of, states_at, states_for
 from treeopt.models.base import Base
+from treeopt.models.block_module import BlockModule
 from treeopt.models.draft_module import draft_reads
 from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.values import isotonic
@@ -120,6 +122,19 @@ class FitSample:
                     part.append(found.rows(true[:, level] >= 0))
         return parts, np.concatenate(known)
 
+    @torch.inference_mode()
+    def odds(self, folds: Sequence[Drafter]) -> tuple[Floats, Floats, Bools, Bools]:
+        """Of a drafter with a confidence head `ConditionalSession.odds` at the sampled positions, whether the likeliest
+        token is right, and whether there is a true one: [n, levels] each.
+        """
+        proposer, share, parts = proposer_for(self.base, None, folds[0], self.draft), self._share(_POSITIONS), []
+        for text, number, _ in self.positions:
+            for session, true in positions_of(proposer, [text], [self._states(text)], number < share):
+                assert isinstance(session, ConditionalSession)
+                parts.append((*session.odds(true), session.trace(true)[0] == 0, true >= 0))
+        own, sure, right, known = (np.concatenate(one) for one in zip(*parts, strict=True))
+        return own, sure, right, known
+
     def fits(self, folds: Sequence[Drafter], positions: int, levels: int) -> list[tuple[LevelFit, Bools]]:
         """The fits of the first levels, each with bool [n]; arguments and these as of `evidence`."""
         parts, known = self.evidence(folds, positions, levels)
@@ -129,14 +144,51 @@ class FitSample:
 
 def fit_drafter(sample: FitSample, folds: Sequence[Drafter]) -> list[Drafter]:
     """The drafters of the folds, as deep as the result may be, with fitted numbers, which are the same for all."""
-    first = folds[0]
+    first, module = folds[0], None if sample.draft is None else sample.draft.model
+    if isinstance(module, BlockModule) and module.wiring.confidence:
+        folds = _with_confidence(sample, folds)
     if first.window:
         folds = _with_prior(sample, folds)
     fits = sample.fits(folds, _POSITIONS, first.depth)
     kept = max(1, first.num_heads, _reached(fits))
-    levels = tuple(fit.level for fit, _ in fits[:kept])
+    pairs = zip(fits[:kept], folds[0].levels, strict=False)
+    levels = tuple(dataclasses.replace(fit.level, confidence=level.confidence) for (fit, _), level in pairs)
     lm_head_levels = min(first.lm_head_levels, kept)
     return [dataclasses.replace(fold, levels=levels, lm_head_levels=lm_head_levels) for fold in folds]
+
+
+def _with_confidence(sample: FitSample, folds: Sequence[Drafter]) -> list[Drafter]:
+    """The drafters whose likeliest tokens have the log-odds that make the sampled texts likeliest, by the head's."""
+    own, sure, right, known = sample.odds(folds)
+    levels = []
+    for number, level in enumerate(folds[0].levels):
+        chosen = known[:, number]
+        features = np.stack([np.ones(len(own)), own[:, number], sure[:, number]], axis=1)[chosen]
+        given, targets = torch.from_numpy(features), torch.from_numpy(right[chosen, number]).double()
+        loss = functools.partial(_logistic_loss, given, targets)
+        start = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
+        fitted = tuple(_minimum(start, loss).tolist()) if len(targets) >= _GROUP else ()
+        levels.append(dataclasses.replace(level, confidence=fitted))
+    return [dataclasses.replace(fold, levels=tuple(levels)) for fold in folds]
+
+
+def _logistic_loss(features: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    return torch.nn.functional.binary_cross_entropy_with_logits(features @ weights, targets)
+
+
+def _minimum(start: Tensor, loss_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """The weights of the least loss and distance from their start, times `RIDGE`."""
+    weights = start.clone().requires_grad_()
+    optimiser = torch.optim.LBFGS([weights], max_iter=_STEPS, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        value = loss_of(weights) + RIDGE * (weights - start).square().sum()
+        value.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+        return value
+
+    optimiser.step(loss)  # type: ignore[no-untyped-call]  # likewise
+    return weights.detach()
 
 
 def _with_prior(sample: FitSample, folds: Sequence[Drafter]) -> list[Drafter]:
@@ -187,24 +239,16 @@ def fit_level(given: Evidence | None) -> LevelFit:
         return LevelFit(Level(), 0.0, np.zeros(0, np.bool_))
     features = torch.from_numpy(given.features).double()
     excluded, targets = torch.from_numpy(given.excluded), torch.from_numpy(given.targets)
-    weights = torch.zeros(features.shape[-1], dtype=torch.float64)
-    weights[0] = float(features[:, :, 0].any())  # 1 where there is a head
-    weights[_OTHER] = -5.0
-    weights.requires_grad_()
-    start = weights.detach().clone()
-    optimiser = torch.optim.LBFGS([weights], max_iter=_STEPS, line_search_fn="strong_wolfe")
+    start = torch.zeros(features.shape[-1], dtype=torch.float64)
+    start[0] = float(features[:, :, 0].any())  # 1 where there is a head
+    start[_OTHER] = -5.0
 
-    def loss() -> Tensor:
-        optimiser.zero_grad()
-        scores = (features @ weights).masked_fill(excluded, -torch.inf)
-        value = torch.nn.functional.cross_entropy(scores, targets) + RIDGE * (weights - start).square().sum()
-        value.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
-        return value
+    def loss(weights: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy((features @ weights).masked_fill(excluded, -torch.inf), targets)
 
-    optimiser.step(loss)  # type: ignore[no-untyped-call]  # likewise
-    with torch.no_grad():
-        estimated = (features @ weights).masked_fill(excluded, -torch.inf).log_softmax(-1)
-        likelihood = -torch.nn.functional.nll_loss(estimated, targets).item()
+    weights = _minimum(start, loss)
+    estimated = (features @ weights).masked_fill(excluded, -torch.inf).log_softmax(-1)
+    likelihood = -torch.nn.functional.nll_loss(estimated, targets).item()
     estimated = estimated[:, :-1]
     hit = torch.nn.functional.one_hot(targets, features.shape[1])[:, :-1]
     likely, places = estimated.topk(min(_JUDGED, estimated.shape[1]), dim=1)

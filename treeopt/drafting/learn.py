@@ -18,8 +18,7 @@ from treeopt.drafting.fit import FitSample, fit_drafter
 from treeopt.errors import check_counts, counted
 from treeopt.facts import picked
 from treeopt.models.base import Base, Stopwatch
-from treeopt.models.block_module import most_levels
-from treeopt.models.draft_module import kind_of
+from treeopt.models.draft_module import kind_of, most_levels
 from treeopt.models.heads import MedusaHeads
 from treeopt.ngram_table import CONTEXT, NgramTable
 from treeopt.progress import Progress, silent

@@ -7,6 +7,7 @@ text; per-step trees are expanded as in decoding, from a copy of the cache for e
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,7 +97,82 @@ def _padded(rows: Sequence[Sequence[int] | Ints]) -> Ints:
     return padded
 
 
-class ModelSession(KernelRows):
+class LevelRows(KernelRows):
+    """A session whose logits below the root are known a level at a time, when the tokens of the level above are."""
+
+    source: Any  # a `KernelSource` with `pack` and `beam`
+    _root: Observed  # int32 [B, 1, 2 K + 1], the packed logits after the roots, set by `begin`
+
+    @abstractmethod
+    def extend(self, tokens: Ints, parents: Ints) -> Tensor:
+        """Logits [B, n, V_draft] after each token of the next level, int64 [B, n]; parents as of `LevelSession`."""
+
+    def rank_after(self, seen: Observed, paths: Ints, most: int) -> Ranked:
+        """As `rank`; `seen` int32 [B, n, 2 K + 1] packs the logits after the nodes."""
+        self.set_step(seen)
+        return self.rank(paths, np.arange(paths.shape[1]), most)
+
+    def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
+        self.begin(roots, states)
+        rows, seen = len(roots), self._root
+        paths: Ints = np.zeros((rows, 1, 0), np.int64)
+        lost = np.zeros((rows, 1), np.bool_)  # of the parents
+        tokens: list[Ints] = []
+        void: list[Bools] = []
+        for level in tree.levels:
+            ranked = self.rank_after(seen, paths, int(level.ranks.max()) + 1)
+            tokens.append(ranked.tokens[:, level.parents, level.ranks])
+            void.append(np.isneginf(ranked.log_probability[:, level.parents, level.ranks]) | lost[:, level.parents])
+            if len(level.inner):
+                inner, above = tokens[-1][:, level.inner], level.parents[level.inner]
+                paths = np.concatenate([paths[:, above], inner[:, :, None]], axis=2)
+                lost = void[-1][:, level.inner]
+                seen = self.source.pack(self.extend(inner, above[None]))
+        if not tokens:
+            return Drafts(roots[:, None], tree)
+        drafts = torch.from_numpy(np.concatenate(tokens, axis=1)).to(roots.device)
+        missing = np.concatenate(void, axis=1)
+        with_void = None
+        if missing.any():
+            with_void = torch.from_numpy(np.pad(missing, ((0, 0), (1, 0)))).to(roots.device)
+        return Drafts(torch.cat([roots[:, None], drafts], dim=1), tree, with_void)
+
+    def grown(self, limits: SizeLimits) -> Expansion:
+        """The likeliest nodes of each row's tree, a level at a time; those that `kernel.trees.grow_row` chooses.
+
+        At each depth the likeliest become parents, at most `MAX_PARENTS`, unless N others are likelier. With a `beam`
+        all of it do, and each has as many children (arXiv:2406.16858, section 4.1).
+        """
+        beam = self.source.beam
+        rows, count = len(self._end), limits.sizes[-1] - 1
+        each, most = np.arange(rows)[:, None], min(beam or max(1, count), self.source.num_candidates)
+        seen, paths = self._root, np.zeros((rows, 1, 0), np.int64)
+        above, likely = np.zeros((rows, 1), np.int64), np.zeros((rows, 1), np.float32)  # numbers and chances of parents
+        levels: list[tuple[Ints, Ints, Ints, Floats]] = []  # tokens, parents, depths, chances
+        known: Floats = np.full((rows, max(1, count)), -np.inf, np.float32)
+        while True:
+            ranked = self.rank_after(seen, paths, most)
+            chances = (likely[:, :, None] + ranked.log_probability).reshape(rows, -1)
+            order = np.argsort(-chances, axis=1, kind="stable")[:, : max(count, beam)]
+            slots, chances = order // most, chances[each, order]
+            tokens: Ints = ranked.tokens.reshape(rows, -1)[each, order]
+            made = 1 + sum(level[0].shape[1] for level in levels)
+            levels.append((tokens, above[each, slots], np.full_like(slots, len(levels) + 1), chances))
+            known = -np.sort(-np.concatenate([known, chances], axis=1), axis=1)[:, : known.shape[1]]
+            # A child is at most as likely as its parent; of equally likely nodes the one nearer to the root is kept.
+            parents = min(int((chances > known[:, -1:]).sum(1).max()), MAX_PARENTS)
+            if beam:
+                parents = min(beam, int(np.isfinite(chances).sum(1).max()))
+            if len(levels) == limits.depth or not parents:
+                whole: list[Any] = [np.concatenate(parts, axis=1) for parts in zip(*levels, strict=True)]
+                return _expansion(limits, *whole)
+            slots, tokens, likely = slots[:, :parents], tokens[:, :parents], chances[:, :parents]
+            paths = np.concatenate([paths[each, slots], tokens[:, :, None]], axis=2)
+            above = np.broadcast_to(np.arange(made, made + parents), (rows, parents))
+            seen = self.source.pack(self.extend(tokens, slots))
+
+
+class ModelSession(LevelRows):
     """Drafting of a batch by a draft model; arguments as `KernelRows`."""
 
     source: ModelProposer
@@ -150,74 +226,13 @@ class ModelSession(KernelRows):
         """Append tokens, of which `last` int64 [B] is each row's last; logits [B, V_draft] after it."""
         return pick(self._append(tokens), last)
 
+    def extend(self, tokens: Ints, parents: Ints) -> Tensor:
+        return self._model.extend(self.source.ids(tokens), parents)
+
     def follow(self, tokens: Tensor) -> Tensor:
         """Run one more token of a chain below each root, int64 [B]; logits [B, V]."""
         ids = self.source.ids(tokens.numpy(force=True))
         return self._model.extend(ids[:, None], FIRST)[:, 0]
-
-    def rank_after(self, seen: Observed, paths: Ints, most: int) -> Ranked:
-        """As `rank`; `seen` int32 [B, n, 2 K + 1] packs the logits after the nodes."""
-        self.set_step(seen)
-        return self.rank(paths, np.arange(paths.shape[1]), most)
-
-    def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
-        self.begin(roots, states)
-        rows, seen = len(roots), self._root
-        paths: Ints = np.zeros((rows, 1, 0), np.int64)
-        lost = np.zeros((rows, 1), np.bool_)  # of the parents
-        tokens: list[Ints] = []
-        void: list[Bools] = []
-        for level in tree.levels:
-            ranked = self.rank_after(seen, paths, int(level.ranks.max()) + 1)
-            tokens.append(ranked.tokens[:, level.parents, level.ranks])
-            void.append(np.isneginf(ranked.log_probability[:, level.parents, level.ranks]) | lost[:, level.parents])
-            if len(level.inner):
-                inner, above = tokens[-1][:, level.inner], level.parents[level.inner]
-                paths = np.concatenate([paths[:, above], inner[:, :, None]], axis=2)
-                lost = void[-1][:, level.inner]
-                seen = self.source.pack(self._model.extend(self.source.ids(inner), above[None]))
-        if not tokens:
-            return Drafts(roots[:, None], tree)
-        drafts = torch.from_numpy(np.concatenate(tokens, axis=1)).to(roots.device)
-        missing = np.concatenate(void, axis=1)
-        with_void = None
-        if missing.any():
-            with_void = torch.from_numpy(np.pad(missing, ((0, 0), (1, 0)))).to(roots.device)
-        return Drafts(torch.cat([roots[:, None], drafts], dim=1), tree, with_void)
-
-    def grown(self, limits: SizeLimits) -> Expansion:
-        """The likeliest nodes of each row's tree, a level at a time; those that `kernel.trees.grow_row` chooses.
-
-        At each depth the likeliest become parents, at most `MAX_PARENTS`, unless N others are likelier. With a `beam`
-        all of it do, and each has as many children (arXiv:2406.16858, section 4.1).
-        """
-        beam = self.source.beam
-        rows, count = len(self._end), limits.sizes[-1] - 1
-        each, most = np.arange(rows)[:, None], min(beam or max(1, count), self.source.num_candidates)
-        seen, paths = self._root, np.zeros((rows, 1, 0), np.int64)
-        above, likely = np.zeros((rows, 1), np.int64), np.zeros((rows, 1), np.float32)  # numbers and chances of parents
-        levels: list[tuple[Ints, Ints, Ints, Floats]] = []  # tokens, parents, depths, chances
-        known: Floats = np.full((rows, max(1, count)), -np.inf, np.float32)
-        while True:
-            ranked = self.rank_after(seen, paths, most)
-            chances = (likely[:, :, None] + ranked.log_probability).reshape(rows, -1)
-            order = np.argsort(-chances, axis=1, kind="stable")[:, : max(count, beam)]
-            slots, chances = order // most, chances[each, order]
-            tokens: Ints = ranked.tokens.reshape(rows, -1)[each, order]
-            made = 1 + sum(level[0].shape[1] for level in levels)
-            levels.append((tokens, above[each, slots], np.full_like(slots, len(levels) + 1), chances))
-            known = -np.sort(-np.concatenate([known, chances], axis=1), axis=1)[:, : known.shape[1]]
-            # A child is at most as likely as its parent; of equally likely nodes the one nearer to the root is kept.
-            parents = min(int((chances > known[:, -1:]).sum(1).max()), MAX_PARENTS)
-            if beam:
-                parents = min(beam, int(np.isfinite(chances).sum(1).max()))
-            if len(levels) == limits.depth or not parents:
-                whole: list[Any] = [np.concatenate(parts, axis=1) for parts in zip(*levels, strict=True)]
-                return _expansion(limits, *whole)
-            slots, tokens, likely = slots[:, :parents], tokens[:, :parents], chances[:, :parents]
-            paths = np.concatenate([paths[each, slots], tokens[:, :, None]], axis=2)
-            above = np.broadcast_to(np.arange(made, made + parents), (rows, parents))
-            seen = self.source.pack(self._model.extend(self.source.ids(tokens), slots))
 
     def prepare(self, true: Ints) -> None:
         if true.shape[1]:

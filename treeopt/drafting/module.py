@@ -151,15 +151,19 @@ class TracedModule(ModuleSession):
     def _rows_of_model(self) -> Ints:
         return np.arange(len(self._model.lengths))
 
-    @torch.inference_mode()
     def begin(self, roots: Tensor, states: Tensor) -> None:
-        hidden = torch.cat(self._run_texts([text[self.first :] for text in self._given]), dim=1)
-        at = self._end - self.first - 1
-        roots_of = hidden[torch.from_numpy(self._text), torch.from_numpy(at)]
+        roots_of = self.at_roots()
         self._root = self.source.pack(self.source.module.logits(roots_of)[:, None])
-        self._model.branch(self._text.tolist(), (at + 1).tolist())
         self._model.after(roots_of)
         self.set_step(self._root)
+
+    @torch.inference_mode()
+    def at_roots(self) -> Tensor:
+        """Run the texts, and copy the rows before each position; the states float [B, h] at the roots."""
+        hidden = torch.cat(self._run_texts([text[self.first :] for text in self._given]), dim=1)
+        at = self._end - self.first - 1
+        self._model.branch(self._text.tolist(), (at + 1).tolist())
+        return hidden[torch.from_numpy(self._text), torch.from_numpy(at)]
 
     def expand(self, nodes: int, depth: int) -> Expansion:
         root: Any = self._model.hidden

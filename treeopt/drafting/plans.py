@@ -243,10 +243,13 @@ def proposer_for(base: Base, heads: MedusaHeads | None, drafter: Drafter | None,
         from treeopt.drafting.block import BlockProposer
         from treeopt.drafting.model import ModelProposer
         from treeopt.drafting.module import ModuleProposer
+        from treeopt.drafting.parallel import ParallelProposer
 
         if isinstance(draft.model, BlockModule):
             return BlockProposer(base, draft, drafter)
-        return (ModuleProposer if isinstance(draft.model, DraftModule) else ModelProposer)(base, draft, drafter)
+        if isinstance(draft.model, DraftModule):
+            return (ParallelProposer if draft.model.wiring.levels else ModuleProposer)(base, draft, drafter)
+        return ModelProposer(base, draft, drafter)
     if drafter is not None and (drafter.ngram_table is not None or heads is None):
         return RecordProposer(base, heads, drafter)
     return HeadsProposer(base, heads, drafter)

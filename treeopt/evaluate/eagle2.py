@@ -23,8 +23,7 @@ from treeopt.drafting.model import ModelProposer
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import TextTraces, trace_texts
 from treeopt.models.base import Base
-from treeopt.models.block_module import BlockModule
-from treeopt.models.draft_module import kind_of
+from treeopt.models.draft_module import kind_of, most_levels
 from treeopt.optimize.per_step import build_policy, replay_policy
 from treeopt.policy import TreePolicy
 from treeopt.progress import Progress
@@ -46,11 +45,13 @@ def eagle2_drafter(base: Base, draft: Base, depth: int, top_k: int) -> ModelProp
     return proposer
 
 
-def ddtree_drafter(base: Base, draft: Base) -> BlockProposer:
-    """The drafter whose per-step trees are DDTree's."""
-    assert isinstance(draft.model, BlockModule)
+def ddtree_drafter(base: Base, draft: Base) -> BlockProposer | ModelProposer:
+    """The drafter whose per-step trees are DDTree's; probabilities that depend on the token above are taken as such."""
     known = min(_KNOWN, draft.vocab_size)
-    return BlockProposer(base, draft, Drafter.model_only(draft.model.levels, known, draft.fingerprint, BLOCK))
+    record = Drafter.model_only(most_levels(draft.model), known, draft.fingerprint, BLOCK)
+    proposer = proposer_for(base, None, record, draft)
+    assert isinstance(proposer, (BlockProposer, ModelProposer))
+    return proposer
 
 
 def eagle2_traces(base: Base, draft: Base, texts: Sequence[Text], depth: int, top_k: int) -> Calibration:

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import EAGLE, HEADS, MODEL
+from treeopt.defaults import BLOCK, EAGLE, HEADS, MODEL
 from treeopt.engines import (
     ANY_DRAFT,
     EAGLE_DRAFT,
@@ -201,11 +201,17 @@ def drafter_name(drafter_id: str, file: str | None) -> str:
 
 
 def engine_method(known: SettingsEngine, name: str, calibration: Calibration | None) -> str:
-    """The engine's name of a calibration's drafter; of EAGLE that of EAGLE-3, unless the head is older."""
+    """The engine's name of a calibration's drafter; of EAGLE that of EAGLE-3, unless the head is older, of blocks that
+    of DFlash, JetSpec and DSpark. Empty where it is not known.
+    """
     found = [one for one, how in known.methods.items() if name and how.drafts == name]
-    if name == EAGLE and calibration is not None and calibration.provenance.drafter:
-        older = str(load_drafter(calibration.provenance.drafter).source.get("draft_layout", "")).startswith("EAGLE (")
-        found.sort(key=lambda one: one.endswith("3") is older)
+    if name in (EAGLE, BLOCK) and calibration is not None and calibration.provenance.drafter:
+        layout = str(load_drafter(calibration.provenance.drafter).source.get("draft_layout", ""))
+        if name == EAGLE:
+            found.sort(key=lambda one: one.endswith("3") is layout.startswith("EAGLE ("))
+        if name == BLOCK:
+            kind = layout.partition(" ")[0].replace("JetSpec", "DFlash").lower()
+            found = [one for one in found if one.lower().removeprefix("draft-") == kind]
     return found[0] if found else ""
 
 

@@ -72,7 +72,7 @@ def save_drafter(drafter: Drafter, path: str | os.PathLike[str], *, overwrite: b
         "top_logprobs": drafter.top_logprobs,
         "draft": drafter.draft,
         **({"draft_kind": drafter.draft_kind} if drafter.draft_kind != MODEL else {}),
-        "levels": [dataclasses.asdict(level) for level in drafter.levels],
+        "levels": [_level_header(level) for level in drafter.levels],
         "plan": None if drafter.plan is None else _plan_header(drafter.plan),
         "source": dict(drafter.source),
         "id": drafter.id,
@@ -105,6 +105,11 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
 
 def _renamed(found: Mapping[str, Any]) -> dict[str, Any]:
     return {_KEYS_OF_0.get(name, name): value for name, value in dict(found).items()}
+
+
+def _level_header(level: Level) -> dict[str, Any]:
+    found = dataclasses.asdict(level)
+    return found if level.confidence else {name: value for name, value in found.items() if name != "confidence"}
 
 
 def _plan_header(plan: Plan) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Layouts of block drafters: how their tensors are called, and what their configs say.
 
-    z-lab, JetSpec    dflash_config.target_layer_ids name layers, whose outputs are read: HS[id + 1]
-    speculators       aux_hidden_state_layer_ids: HS[id]
+    z-lab, DeepSpec, SpecForge, transformers    target_layer_ids name layers, whose outputs are read: HS[id + 1]
+    speculators                                 aux_hidden_state_layer_ids: HS[id]
     without either    HS[round(1 + i (L - 4) / (n - 1)) + 1] for draft layers i of n, HS[L // 2 + 1] of one
 
-with HS as of `draft_layouts`.
+with HS as of `draft_layouts`. Settings of z-lab and SpecForge may be in a part of the config, dflash_config.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from treeopt.defaults import MAX_DEPTH
 from treeopt.errors import Code, TreeoptError
+from treeopt.models.block_heads import MARKOV_KINDS, VANILLA
 from treeopt.models.block_module import BlockWiring
 from treeopt.models.draft_layouts import (
     DROPPED,
@@ -28,11 +29,20 @@ from treeopt.models.draft_layouts import (
 )
 
 _AUX, _TARGETS = "aux_hidden_state_layer_ids", "target_layer_ids"
+_TWIN = "encoder.output_norm_enc.weight"  # a tensor of transformers' own layout
 _NAMES: Names = (
     (r".*rotary_emb\.inv_freq", DROPPED),
     (r"(d2t|t2d)", DROPPED),
     (r"layers\.", "decoder.layers."),
     (r"embed_tokens\.", "embeddings."),
+    (r"logit_head\.markov_head\.", "markov_head."),  # of older files of DSpark
+    (r"prefix_gru\.", "domino.prefix_gru."),
+    (r"embed_proj\.", "domino.embed_proj."),
+    (r"encoder\.output_norm_enc\.", "hidden_norm."),  # of transformers
+    (r"encoder\.fc\.", "fc."),
+)
+_ARCHITECTURES = (
+    r"(.*DFlash2?|.*DSpark|Domino|JetSpec|MuseGlimmerAssistant)(Draft)?(Model|Speculator)|dflash2?|dspark|domino"
 )
 # Keys that change the forward, and the values at which they do not.
 _PLAIN = {
@@ -41,8 +51,8 @@ _PLAIN = {
     "input_embedding_scale": (None, 1, 1.0),
     "attention_sink_bias": (None, False),
     "use_swa": (None, False),
-    "conv_kernel_size": (None,),
-    "projector_type": (None, "dflash"),
+    "projector_type": (None, "dflash", "dflash2", "domino", "dspark"),
+    "dspark_backbone_conv_enabled": (None, False),
 }
 
 
@@ -50,7 +60,7 @@ def is_block(keys: Iterable[str], config: Mapping[str, Any]) -> bool:
     """Whether a config names a block drafter, or tensors of these names are those of one."""
     known, named = set(keys), config.get("architectures")
     by_name = [*map(str, named if isinstance(named, list) else []), str(config.get(SPECULATORS, ""))]
-    if any(re.fullmatch(r"DFlash.*|dflash", name) for name in by_name):
+    if any(re.fullmatch(_ARCHITECTURES, name) for name in by_name):
         return True
     return {"fc.weight", "hidden_norm.weight", "norm.weight"} <= known and "midlayer.hidden_norm.weight" not in known
 
@@ -59,37 +69,99 @@ def block_layout(
     name: str, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], layers: int
 ) -> ModuleLayout:
     """The layout of a block drafter; arguments as `eagle_layout`."""
-    by_speculators, part = SPECULATORS in config, config.get("dflash_config")
+    part = config.get("dflash_config")
     settings = {**config, **(part if isinstance(part, Mapping) else {})}
     for key, plain in _PLAIN.items():
         if settings.get(key) not in plain:
             raise unread(name, f"its {key} is {settings[key]!r}, which is not read")
-    decoder = decoder_config(name, config, shapes, "qwen3")
+    decoder = decoder_config(name, {**config, "model_type": "qwen3"} if _TWIN in shapes else config, shapes, "qwen3")
     window = config.get("sliding_window")
     if type(window) is int and window > 0 and "sliding_attention" in (getattr(decoder, "layer_types", None) or ()):
-        decoder.sliding_window, decoder.use_sliding_window = window, True  # Qwen3's config has no window by default
-    head = shapes.get("lm_head.weight", ())
-    size, mask = settings.get("block_size"), settings.get("mask_token_id")
-    if type(size) is not int or not 2 <= size <= MAX_DEPTH:
-        raise unread(name, f"its block_size is {size!r}, not a number from 2 to {MAX_DEPTH}")
-    if type(mask) is not int or mask < 0:
-        raise unread(name, f"its mask_token_id is {mask!r}, not a token")
-    if settings.get("sample_from_anchor") is True:
-        raise unread(name, "it drafts from the root's own row, as DSpark, which is not read yet")
-    causal = settings.get("causal_head") is True or settings.get("causal") is True
-    title = "JetSpec" if settings.get("causal_head") is True else "DFlash"
+        # Qwen3's config has no window by default. In transformers' class of drafters a row as far as that is seen.
+        decoder.sliding_window, decoder.use_sliding_window = window + (_TWIN in shapes), True
+    head, width = shapes.get("lm_head.weight", ()), int(decoder.hidden_size)
     wiring = BlockWiring(
-        title=f"{title} ({'speculators' if by_speculators else 'z-lab'})",
+        title=_title(config, settings, shapes),
         reads=_reads(name, config, settings, layers, decoder.num_hidden_layers),
-        state_size=state_size(name, config, int(decoder.hidden_size)),
-        size=size,
-        mask=mask,
-        causal=causal,
+        state_size=state_size(name, config, width),
+        size=_number(name, settings, "block_size", None, 2, MAX_DEPTH),
+        mask=_number(name, settings, "mask_token_id", None),
+        causal=settings.get("causal_head") is True or settings.get("causal") is True,
         mask_embedding="mask_embedding" in shapes,
+        from_root=_from_root(config, settings),
+        **_parts(name, settings, width, int(decoder.vocab_size)),
         vocabulary=head[0] if len(head) == 2 else 0,
         own_embeddings="embed_tokens.weight" in shapes,
     )
     return ModuleLayout(wiring, decoder, _NAMES)
+
+
+def _parts(name: str, settings: Mapping[str, Any], width: int, vocab_size: int) -> dict[str, Any]:
+    """The fields of a wiring that say what a block drafter has beside the layers of DFlash."""
+    markov = settings.get("markov_head_type") or VANILLA
+    if markov not in MARKOV_KINDS:
+        raise unread(name, f"its markov_head_type is {markov!r}, not one of {', '.join(MARKOV_KINDS)}")
+    found: dict[str, Any] = {"markov": markov, "markov_rank": _number(name, settings, "markov_rank", 0)}
+    if settings.get("enable_confidence_head") is True:
+        of_token = settings.get("confidence_head_with_markov") is True
+        found |= {"confidence": True, "confidence_of_token": of_token}
+        if not found["markov_rank"]:
+            raise unread(name, "it has a confidence head, and has no Markov head")
+    if taps := _number(name, settings, "conv_kernel_size", 0):
+        group = _number(name, settings, "conv_group_size", 1, 1)
+        if width % group:
+            raise unread(name, f"its conv_group_size is {group}, which does not divide its hidden size {width}")
+        found |= {"taps": taps, "group": group}
+    if rank := _number(name, settings, "selector_rank", 0):
+        top_k = _number(name, settings, "selector_top_k", None, 1, vocab_size)
+        found |= {"selector_rank": rank, "selector_top_k": top_k}
+    if _is_domino(settings):
+        sizes = [_number(name, settings, key, None, 1) for key in ("gru_hidden_dim", "emb_dim")]
+        found["domino"] = (*sizes, _number(name, settings, "pure_draft_prefix_len", 0))
+    return found
+
+
+def _is_domino(settings: Mapping[str, Any]) -> bool:
+    return settings.get("projector_type") == "domino" or "gru_hidden_dim" in settings
+
+
+def _number(
+    name: str, settings: Mapping[str, Any], key: str, default: int | None, least: int = 0, most: int = 1 << 20
+) -> int:
+    """A whole number of a config; without a default it must be there."""
+    found = settings.get(key)
+    found = default if found is None else found
+    if type(found) is not int or not least <= found <= most:
+        raise unread(name, f"its {key} is {found!r}, not a number from {least} to {most}")
+    return found
+
+
+def _names(config: Mapping[str, Any]) -> str:
+    """What a config says that it is of, in one line."""
+    return f"{config.get('architectures')} {config.get(SPECULATORS, '')}".lower()
+
+
+def _from_root(config: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Whether the root's row predicts, by the config, or else by its name."""
+    said = [settings[key] for key in ("sample_from_anchor", "shift_label") if isinstance(settings.get(key), bool)]
+    return bool(said[0]) if said else "dspark" in _names(config) or settings.get("projector_type") == "dspark"
+
+
+def _title(config: Mapping[str, Any], settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The kind of a block drafter and whose layout it has."""
+    if _TWIN in shapes:
+        return "DFlash (transformers)"
+    marks = {
+        "Domino": _is_domino(settings),
+        "DSpark": _from_root(config, settings),
+        "JetSpec": settings.get("causal_head") is True,
+        "DFlash2": bool(settings.get("selector_rank")),
+    }
+    kind = next((one for one, marked in marks.items() if marked), "DFlash")
+    if SPECULATORS in config:
+        return f"{kind} (speculators)"
+    own = "DeepSpec" if "target_layer_ids" in config else "SpecForge"
+    return f"{kind} ({own if kind == 'DSpark' else 'z-lab'})"
 
 
 def _reads(name: str, config: Mapping[str, Any], settings: Mapping[str, Any], layers: int, own: int) -> tuple[int, ...]:
@@ -100,8 +172,8 @@ def _reads(name: str, config: Mapping[str, Any], settings: Mapping[str, Any], la
     return states_of(name, given, more, layers)
 
 
-def check_mask(name: str, wiring: BlockWiring, vocab_size: int) -> None:
+def check_mask(name: str, wiring: Any, vocab_size: int) -> None:
     """Raise E213 where the mask is no token of the base."""
-    if wiring.mask >= vocab_size and not wiring.mask_embedding:
+    if wiring.mask >= vocab_size and not getattr(wiring, "mask_embedding", False):
         why = f"its mask is token {wiring.mask}, and the base has {vocab_size}"
         raise TreeoptError(Code.DRAFT_MISMATCH, f"{name} was not made for this base: {why}")

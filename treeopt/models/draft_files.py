@@ -26,6 +26,7 @@ from treeopt.models.draft_layouts import (
     ModuleLayout,
     eagle_layout,
     is_eagle,
+    is_parallel,
     mtp_layers,
     mtp_layout,
     mtp_tensors,
@@ -83,7 +84,7 @@ def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "aut
 def _check_kind(name: str, kind: str) -> None:
     """Raise E216 for a drafter of a kind that is recognised and not read."""
     if kind:
-        fix = "an EAGLE head, DFlash, a draft model, or --draft mtp; without --draft --drafter ngram"
+        fix = "an EAGLE head, a block drafter, a draft model, or --draft mtp; without --draft --drafter ngram"
         raise TreeoptError(Code.DRAFT_INVALID, f"{name} is {kind}", why="it is not read yet", fix=fix)
 
 
@@ -184,7 +185,7 @@ def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
     if width != base.hidden_size and not (wiring.own_embeddings and wiring.vocabulary):
         raise _mismatch(name, base, f"its hidden size is {width}, the base's {base.hidden_size}")
     layout.config._attn_implementation = base.model.config._attn_implementation
-    if isinstance(wiring, BlockWiring):
+    if wiring.kind == BLOCK:
         check_mask(name, wiring, base.vocab_size)
     shared = base.model.get_input_embeddings(), base.lm_head, base.vocab_size
     try:
@@ -212,6 +213,7 @@ def beside(base: Base, module: StateModule, name: str) -> Base:
     """A module as a draft of a base, on its device and in its dtype."""
     for parameter in module.requires_grad_(False).parameters():
         parameter.data = parameter.data.to(base.dtype)
+    module.of_base = (base.model.get_input_embeddings(), base.lm_head)
     module.to(base.device).eval()  # buffers, such as rotary frequencies, keep their dtype
     module.config.max_position_embeddings = base.context  # positions beyond those of its config are as far apart
     return Base(module, base.tokenizer, name)
@@ -295,5 +297,5 @@ def kind_in_files(name: str) -> str:
     if is_block(tensors, config):
         return BLOCK
     if is_eagle(tensors):
-        return EAGLE
+        return BLOCK if is_parallel(tensors, config) else EAGLE
     return MTP if config.get(SPECULATORS) == MTP else MODEL

@@ -10,6 +10,7 @@ docs/develop/formats.md lists the layouts with their sources. They differ in whi
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from treeopt.defaults import EAGLE, MTP
+from treeopt.defaults import BLOCK, EAGLE, MAX_DEPTH, MTP
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.checkpoint import plain_reason
 from treeopt.models.draft_module import Wiring
@@ -61,11 +62,7 @@ _BASE = r"(model\.)?(language_model\.)?(model\.)?"  # prefixes of a base's own t
 
 # Drafters of other kinds, by the names of tensors or an architecture: what they are.
 OTHERS = (
-    (r"mask_hidden|PEagle.*|peagle|p_eagle", "P-EAGLE, which drafts all levels in one forward"),
-    (r"(logit_head\.)?markov_head\..*|.*DSpark.*|dspark", "DSpark, a block drafter"),
-    (r"candidate_selector\..*|DFlash2.*", "DFlash2, a block drafter"),
-    (r"prefix_gru\..*|Domino.*", "Domino, a block drafter"),
-    (r"encoder\.output_norm_enc\..*", "DFlash in transformers' own layout"),
+    (r"mtp\.\d+\.markov_head\..*|dspark_.*", "DSpark in the layout of DeepSeek-V4"),
     (r"hydra_(mlp|lm_head)\..*", "Hydra heads"),
     (r"Gemma4Assistant.*", "an assistant of Gemma 4, which reads its base's cache"),
 )
@@ -148,7 +145,28 @@ def eagle_layout(
         vocabulary=(head[0] if len(head) == 2 else part) if wide else 0,
         own_embeddings="embed_tokens.weight" in shapes,
     )
+    if is_parallel(shapes, config):
+        mask, levels = _masks(name, config)
+        title = f"P-EAGLE ({'speculators' if by_speculators else 'SpecForge'})"
+        wiring = dataclasses.replace(wiring, kind=BLOCK, title=title, mask=mask, levels=levels)
     return ModuleLayout(wiring, decoder, _EAGLE)
+
+
+def is_parallel(keys: Iterable[str], config: Mapping[str, Any]) -> bool:
+    """Whether tensors or a config are those of P-EAGLE."""
+    named = config.get("architectures")
+    said = [*map(str, named if isinstance(named, list) else []), str(config.get(SPECULATORS))]
+    return "mask_hidden" in keys or any(re.fullmatch(r"PEagle.*|p_?eagle", name) for name in said)
+
+
+def _masks(name: str, config: Mapping[str, Any]) -> tuple[int, int]:
+    """The mask of P-EAGLE and the levels that it drafts; vLLM calls the mask `ptd_token_id` or `pard_token`."""
+    masks = [config[key] for key in ("mask_token_id", "ptd_token_id", "pard_token") if config.get(key) is not None]
+    mask = masks[0] if masks else None
+    levels = config.get("num_depths", config.get("para_depths", 8))  # names and default of speculators
+    if type(mask) is not int or mask < 0 or type(levels) is not int or not 1 <= levels <= MAX_DEPTH:
+        raise unread(name, f"its mask_token_id is {mask!r} and its num_depths {levels!r}")
+    return mask, levels
 
 
 def state_size(name: str, config: Mapping[str, Any], width: int) -> int:

@@ -6,6 +6,7 @@ positions, caches and experts are its own; only the way in and the way out are m
 
     EAGLE-1, EAGLE-2   x = fc([e; h])                           arXiv:2401.15077, arXiv:2406.16858
     EAGLE-3            the first layer attends with [e; g], g = fc([h_a; h_b; h_c])    arXiv:2503.01840
+    P-EAGLE            the same, with rows of a mask for all levels below the first    arXiv:2602.01469
     MTP                x = fc([norm(e); norm(h)])               arXiv:2412.19437, section 2.2
 
 with e the embedding and h, h_a, h_b, h_c states of the base. Embeddings and LM head that a checkpoint does not have are
@@ -28,7 +29,7 @@ from torch.nn.functional import pad
 from transformers import AutoModel, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from treeopt.defaults import MODEL
+from treeopt.defaults import MAX_DEPTH, MODEL
 
 OWN = ("tokens", "wired")  # buffers of a module that no checkpoint has under these names
 WIDE = ("q_proj", "k_proj", "v_proj")  # matrices of EAGLE-3's first layer that read [e; g]
@@ -39,7 +40,7 @@ class Wiring:
     """What a draft module computes.
 
     Args:
-        kind: `eagle` or `mtp`.
+        kind: `eagle` or `mtp`, or `block` of P-EAGLE.
         title: the layout of its checkpoint, for messages.
         reads: indices of the base's hidden states that it reads: 0 are the embeddings, i > 0 the output of layer i - 1,
             the number of layers the states after the final norm.
@@ -57,6 +58,8 @@ class Wiring:
         chains_normed: whether the next level reads the state after that norm.
         vocabulary: rows of the module's own LM head; 0 where it has none.
         own_embeddings: whether it has embeddings of its own.
+        levels, mask: of P-EAGLE the levels that it drafts in one forward, with rows of the mask below the root; 0
+            levels where it drafts any number one after another.
     """
 
     kind: str
@@ -76,6 +79,13 @@ class Wiring:
     chains_normed: bool = False
     vocabulary: int = 0
     own_embeddings: bool = False
+    levels: int = 0
+    mask: int = 0
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """What else decides the drafts, for the fingerprint."""
+        return (self.levels, self.mask) if self.levels else ()
 
 
 class StateModule(PreTrainedModel):
@@ -104,16 +114,20 @@ class StateModule(PreTrainedModel):
             self.register_buffer("tokens", torch.arange(wiring.vocabulary))
         # In the state, so that modules of equal weights that read other states have another fingerprint.
         flags = [getattr(wiring, field.name) for field in fields(wiring) if field.type == "bool"]
-        numbers = getattr(wiring, "numbers", ())
-        self.register_buffer("wired", torch.tensor([*wiring.reads, -1, *map(int, flags), *numbers]))
-        self._of_base = (embeddings, lm_head)  # in a tuple, so that they are no parts of the module
+        self.register_buffer("wired", torch.tensor([*wiring.reads, -1, *map(int, flags), *wiring.numbers]))
+        self.of_base = (embeddings, lm_head)  # in a tuple, so that they are no parts of the module
         self.generation_config = GenerationConfig()
 
     def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings if self.wiring.own_embeddings else self._of_base[0]
+        return self.embeddings if self.wiring.own_embeddings else self.of_base[0]
 
     def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head if self.wiring.vocabulary else self._of_base[1]
+        return self.lm_head if self.wiring.vocabulary else self.of_base[1]
+
+    @property
+    def levels(self) -> int:
+        """The largest number of levels that a draft can have."""
+        return self.wiring.levels or MAX_DEPTH
 
     @property
     def token_map(self) -> Tensor | None:
@@ -150,6 +164,8 @@ class DraftModule(StateModule):
             self.state_norms = nn.ModuleList(_sized(norm, wiring.state_size) for _ in wiring.reads)
         if wiring.joint_norm:
             self.joint_norm = _sized(norm, read)
+        if wiring.levels:
+            self.mask_hidden = nn.Parameter(torch.zeros(1, 1, read))
         self.further = nn.ModuleList()  # MTP layers after the first
         self.post_init()
 
@@ -234,6 +250,12 @@ class DraftModule(StateModule):
         out = self.decoder(inputs_embeds=pair if self.wiring.wide else self.fc(pair), **inputs)
         return out, out.last_hidden_state, self.norm(out.last_hidden_state)
 
+    def masks(self, rows: int) -> tuple[Tensor, Tensor]:
+        """The rows of P-EAGLE below a root, n = levels - 1: tokens int64 [B, n] and what they read, float [B, n, h]."""
+        shape = rows, self.levels - 1
+        tokens = torch.full(shape, self.wiring.mask, device=self.mask_hidden.device)
+        return tokens, self.states(self.mask_hidden).expand(*shape, -1)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V_draft] after the root, at states that its children read, [..., state_width]."""
         state = hidden.chunk(1 + len(self.further), dim=-1)[min(1, len(self.further))]
@@ -243,6 +265,11 @@ class DraftModule(StateModule):
 def draft_reads(model: nn.Module) -> tuple[int, ...]:
     """The base's hidden states that a draft reads, as of `Base.reading`; none where it is no module."""
     return model.wiring.reads if isinstance(model, StateModule) else ()
+
+
+def most_levels(model: nn.Module) -> int:
+    """The largest number of levels that a draft can have: of a block drafter those of its block."""
+    return model.levels if isinstance(model, StateModule) else MAX_DEPTH
 
 
 def kind_of(model: nn.Module) -> str:

@@ -59,18 +59,28 @@ class LevelSession:
         count, self.hidden, self._level = tokens.shape[1], hidden, 0
         return self._run(tokens, np.arange(count), np.tri(count, dtype=np.bool_)[None], logits_to_keep)
 
-    def block(self, tokens: Tensor, visible: NDArray[np.bool_]) -> Tensor:
-        """One forward over n rows after the texts, int64 [B, n], of which each attends to those `visible` [n, n]."""
-        self.hidden, self._level = None, 0
-        return self._run(tokens, np.arange(tokens.shape[1]), visible[None])
+    def block(self, tokens: Tensor, visible: NDArray[np.bool_], hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """One forward over n rows after the texts, int64 [B, n], of which each attends to those `visible` [n, n]:
+        logits, and the states that a block drafter gives with them. `hidden` as of `append`.
+        """
+        self.hidden, self._level = hidden, 0
+        return self._forward(tokens, np.arange(tokens.shape[1]), visible[None])
 
     def after(self, hidden: Tensor) -> None:
         """Begin trees of a draft module at its states float [B, h], and drop others."""
         self.keep(self.lengths)
         self.hidden = hidden[:, None]
 
-    @torch.inference_mode()  # always, as tensors made in this mode cannot be written outside it
     def _run(self, tokens: Tensor, depths: Ints, visible: NDArray[np.bool_], logits_to_keep: int = 0) -> Tensor:
+        """The logits of `_forward`, whose states a draft module's next level reads."""
+        logits, states = self._forward(tokens, depths, visible, logits_to_keep)
+        self.hidden = None if self.hidden is None else states
+        return logits
+
+    @torch.inference_mode()  # always, as tensors made in this mode cannot be written outside it
+    def _forward(
+        self, tokens: Tensor, depths: Ints, visible: NDArray[np.bool_], logits_to_keep: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """One forward over the last n of m nodes; positions beyond the model's context are its last one.
 
         `depths` [m] are 0 right after the text, `visible` [1 or B, n, m] is whether each of the n attends to each node.
@@ -83,7 +93,7 @@ class LevelSession:
         starts = torch.tensor(self.lengths, device=device)
         self._cache.write_at(torch.arange(before, len(depths), device=device) + starts[:, None], width)
         below = torch.from_numpy(depths)[None].to(device)
-        logits, states = self._base.forward(
+        return self._base.forward(
             tokens,
             attention_mask=self._masks.last_nodes(torch.from_numpy(visible).to(device), below, starts, width),
             position_ids=(starts[:, None] + below[:, before:]).clamp(max=self._context - 1),
@@ -92,8 +102,6 @@ class LevelSession:
             logits_to_keep=logits_to_keep,
             **({} if self.hidden is None else {"hidden": self.hidden, "level": self._level}),
         )
-        self.hidden = None if self.hidden is None else states
-        return logits
 
     def keep(self, lengths: Sequence[int]) -> None:
         """Set the cached tokens of each text, which may be nodes of a chain after it, and drop all trees."""
