@@ -99,6 +99,9 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "modules-pocket": ("python bench/modules.py --model pocket",),
     "modules-tinystories": ("python bench/modules.py --model tinystories",),
     "modules-hybrid": ("python bench/modules.py --model hybrid",),
+    "modules-dflash": ("python bench/modules.py --model pocket --draft tests/data/pocket-dflash",),
+    "modules-dspark": ("python bench/modules.py --model pocket --draft tests/data/pocket-dspark",),
+    "doctor": (f"python bench/doctor.py --checkpoints {WORK}/checkpoints",),
     "modules-smollm2": ("python bench/modules.py --model smollm2 --tokens 10000",),
     "path-trees": (
         f"treeopt calibrate --limit 160 --force -o {WORK}/paths-pocket.safetensors",

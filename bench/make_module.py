@@ -19,25 +19,26 @@ used its minutes, goes on from there.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import json
 import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from corpus import is_unseen, standard_library
 from make_pocket import AnswersPart, write_openings
-from make_pocket_draft import SeedsPart, divergence
+from make_pocket_draft import SeedsPart
+from module_losses import Text, block_losses, losses
 from pydantic import Field
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import DynamicCache, LlamaConfig, Qwen3Config, set_seed
+from transformers import LlamaConfig, Qwen3Config, set_seed
 
 from treeopt.defaults import EAGLE
 from treeopt.files import strict_yaml
@@ -81,7 +82,10 @@ class EaglePart(Schema):
 
 
 class BlockPart(Schema):
-    """The sizes of a block drafter, DFlash; all others are the base's. `size` counts the root, `mask` is a token."""
+    """The sizes of a block drafter; all others are the base's. `size` counts the root, `mask` is a token.
+
+    With a `markov_rank` it is DSpark, whose root's row predicts and which has a confidence head, else DFlash.
+    """
 
     reads: list[int]
     layers: int
@@ -89,6 +93,11 @@ class BlockPart(Schema):
     size: int
     mask: int
     anchors: int  # blocks of a text in a step
+    markov_rank: int = 0
+
+    @property
+    def levels(self) -> int:
+        return self.size if self.markov_rank else self.size - 1
 
 
 class TrainingPart(Schema):
@@ -125,23 +134,6 @@ class ModuleRecipe(Schema):
     eagle: EaglePart | None = None
     block: BlockPart | None = None
     training: TrainingPart
-
-
-@dataclass(frozen=True)
-class Text:
-    """A text and what the base gives for it.
-
-    Args:
-        ids: tokens int64 [T].
-        read: the states that the module reads, side by side, [T, n * d].
-        last: input of the LM head [T, d].
-        inside: float [T], the probability that the base gives to the tokens that the module drafts.
-    """
-
-    ids: Tensor
-    read: Tensor
-    last: Tensor
-    inside: Tensor
 
 
 class State:
@@ -187,8 +179,8 @@ def make(recipe: ModuleRecipe, folder: Path, shared: Path, minutes: float = 100.
         False where the minutes were used before the last step: call again to go on.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if recipe.block is not None and recipe.training.levels != recipe.block.size - 1:
-        sys.exit(f"training.levels is {recipe.training.levels}, and a block of {recipe.block.size} rows has one less")
+    if recipe.block is not None and recipe.training.levels != recipe.block.levels:
+        sys.exit(f"training.levels is {recipe.training.levels}, and the block drafts {recipe.block.levels}")
     if (folder / "losses.json").exists():
         return True
     local = shared / "models" / recipe.base
@@ -283,76 +275,12 @@ def sizes_of(base: Base) -> dict[str, Any]:
 def new_block(block: BlockPart, base: Base) -> BlockModule:
     """A block drafter of random weights, with the base's embeddings and LM head."""
     config = Qwen3Config(intermediate_size=block.intermediate_size, num_hidden_layers=block.layers, **sizes_of(base))
-    wiring = BlockWiring("DFlash", tuple(block.reads), base.hidden_size, block.size, block.mask)
+    sizes = tuple(block.reads), base.hidden_size, block.size, block.mask
+    wiring = BlockWiring("DFlash", *sizes)
+    if block.markov_rank:
+        head: Any = {"from_root": True, "confidence": True, "confidence_of_token": True}
+        wiring = dataclasses.replace(wiring, markov_rank=block.markov_rank, **head)
     return BlockModule(config, wiring, base.model.get_input_embeddings(), base.lm_head, base.vocab_size)
-
-
-def losses(module: DraftModule, lm_head: Tensor, texts: Sequence[Text], levels: int) -> Tensor:
-    """float [levels]: the mean divergence of each level from the base's distribution of the token that it drafts.
-
-    The row of position i, at level d, reads token i + d and predicts token i + d + 1. Of a draft vocabulary the
-    distributions are over its tokens, weighted by the probability that the base gives to them.
-    """
-    ids, read, last, inner = padded(texts)
-    ends = torch.tensor([len(text.ids) for text in texts])
-    with torch.no_grad():
-        wanted = torch.nn.functional.linear(last, lm_head)
-    rows = ids.shape[1] - levels
-    places, cache = torch.arange(rows), DynamicCache()
-    causal = places[:, None] >= places
-    hidden, found = module.states(read[:, :rows]), []
-    own = torch.eye(rows, dtype=torch.bool)
-    for level in range(1, levels + 1):
-        mask = torch.cat([causal, *[own] * (level - 1)], dim=1)
-        scores = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)[None, None]
-        out = module(
-            ids[:, level : level + rows],
-            hidden,
-            attention_mask=scores.expand(len(ids), -1, -1, -1),
-            position_ids=(places + level - 1)[None],
-            past_key_values=cache,
-            use_cache=True,
-        )
-        [hidden] = out.hidden_states
-        inside = places[None] + level < ends[:, None] - 1
-        apart = divergence(wanted[:, level : level + rows][inside], out.logits[inside])
-        found.append((inner[:, level : level + rows][inside] * apart).mean())
-    return torch.stack(found)
-
-
-def padded(texts: Sequence[Text]) -> tuple[Tensor, ...]:
-    """The fields of texts, each in one tensor [B, T, ...]."""
-    fields_of = ([getattr(text, field.name) for text in texts] for field in fields(Text))
-    return tuple(torch.nn.utils.rnn.pad_sequence(one, batch_first=True) for one in fields_of)
-
-
-def block_losses(module: BlockModule, lm_head: Tensor, texts: Sequence[Text], anchors: int, seed: int) -> Tensor:
-    """float [levels]: the same of a block drafter, at random roots of each text.
-
-    The block of the root at position n attends to the states before n; level j predicts token n + j.
-    """
-    ids, read, last, _ = padded(texts)
-    levels, length = module.levels, ids.shape[1]
-    ends = torch.tensor([len(text.ids) for text in texts])
-    places, slots = torch.arange(length), torch.arange(levels + 1)
-    chance = torch.rand(len(texts), anchors, generator=torch.Generator().manual_seed(seed))
-    roots = 1 + (chance * (ends - 2)[:, None]).long()  # [B, A], each with a token after it
-    cache, least = DynamicCache(), torch.finfo(torch.float32).min
-    own = torch.zeros(length, length).masked_fill(~torch.eye(length, dtype=torch.bool), least)[None, None]
-    states = module.states(read)  # what attends to them is not read here
-    module(ids, hidden=states, attention_mask=own, position_ids=places[None], past_key_values=cache)
-    cache.batch_repeat_interleave(anchors)
-    flat, texts_of = roots.flatten(), torch.arange(len(texts)).repeat_interleave(anchors)
-    seen = torch.cat([places[None] < flat[:, None], torch.ones(len(flat), levels + 1, dtype=torch.bool)], dim=1)
-    mask = torch.zeros(seen.shape).masked_fill(~seen, least)[:, None, None].expand(-1, 1, levels + 1, -1)
-    blocks = ids[texts_of, flat][:, None].expand(-1, levels + 1)
-    out = module(blocks, attention_mask=mask, position_ids=flat[:, None] + slots, past_key_values=cache)
-    at = flat[:, None] + slots[:-1]  # the positions whose states predict the levels' tokens
-    inside = at < ends[texts_of, None] - 1
-    with torch.no_grad():
-        wanted = torch.nn.functional.linear(last[texts_of[:, None], at.clamp(max=length - 1)], lm_head)
-    apart = divergence(wanted, out.logits) * inside
-    return apart.sum(0) / inside.sum(0).clamp(min=1)
 
 
 def losses_of(state: State, texts: Sequence[Text], seed: int) -> Tensor:
@@ -445,16 +373,20 @@ def save(module: DraftModule | BlockModule, recipe: ModuleRecipe, base: Base, fo
 
 
 def save_block(module: BlockModule, recipe: ModuleRecipe, base: Base, folder: Path) -> None:
-    """Write a block drafter in z-lab's layout."""
+    """Write DFlash in z-lab's layout, DSpark in DeepSpec's."""
     state = {key.removeprefix("decoder."): one for key, one in module.state_dict().items() if key not in OWN}
     tensors = {key: one.to(torch.bfloat16).contiguous() for key, one in state.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    layers = [one - 1 for one in module.wiring.reads]  # whose outputs are read
+    layers, wiring = [one - 1 for one in module.wiring.reads], module.wiring  # layers whose outputs are read
+    settings: dict[str, Any] = {"mask_token_id": wiring.mask, "target_layer_ids": layers}
+    if wiring.markov_rank:
+        kind = {"markov_rank": wiring.markov_rank, "markov_head_type": wiring.markov}
+        settings |= {**kind, "enable_confidence_head": True, "confidence_head_with_markov": True}
     config = {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": ["Qwen3DSparkModel" if wiring.markov_rank else "DFlashDraftModel"],
         "model_type": "qwen3",
-        "block_size": module.wiring.size,
-        "dflash_config": {"mask_token_id": module.wiring.mask, "target_layer_ids": layers},
+        "block_size": wiring.size,
+        **(settings if wiring.markov_rank else {"dflash_config": settings}),
         **{key: value for key, value in module.config.to_dict().items() if key in KEPT},
         "dtype": "bfloat16",
         "base": {"name": recipe.base, "fingerprint": base.fingerprint},

@@ -34,10 +34,12 @@ from treeopt.models.base import Base
 from treeopt.models.draft_files import load_draft
 from treeopt.models.draft_module import kind_of
 from treeopt.models.given import load_pair
+from treeopt.optimize.replay import replay
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import PromptSet
 from treeopt.traces import MISS, NONE
+from treeopt.tree import Tree
 
 EAGLE2, DDTREE = "EAGLE-2", "DDTree"
 HEADS_GOAL, NGRAM_GOAL, EAGLE2_GOAL, DDTREE_GOAL, TABLE_GOAL = 1.35, 1.0, 1.03, 1.05, 1.1
@@ -118,6 +120,11 @@ def ours(halves: dict[str, Half], sizes: Sequence[int]) -> dict[str, list[float]
             row = f"{name}, {'per step' if trees == 'dynamic' else trees}"
             taus[row] = [half.tau(trees, nodes) for nodes in sizes]
             print(f"{row:24}", *(f"{tau:8.3f}" for tau in taus[row]), flush=True)
+        deepest = half.evaluated.num_heads
+        made = [Tree.chain(min(nodes - 1, deepest)) for nodes in sizes]
+        chains = [dataclasses.replace(one, drafter=half.evaluated.provenance.drafter_id) for one in made]
+        row = f"{name}, chain"
+        print(f"{row:24}", *(f"{replay(one, half.evaluated).tokens_per_step:8.3f}" for one in chains), flush=True)
     return taus
 
 

@@ -25,11 +25,15 @@ from treeopt.models.draft_module import kind_of, over_tokens
 
 pytestmark = pytest.mark.bench
 
-modules = script("make_module")
+modules, module_losses = script("make_module"), script("module_losses")
 RECIPES = data_root("calibration") / "recipes"
-NAMES = ("pocket-eagle3", "pocket-dflash", "tinystories-eagle3", "smollm2-eagle3", "hybrid-mtp")
+NAMES = (
+    *("pocket-eagle3", "pocket-dflash", "pocket-dspark", "tinystories-eagle3", "smollm2-eagle3", "smollm2-dflash"),
+    "hybrid-mtp",
+)
 HYBRID = Path(__file__).resolve().parent / "data" / "hybrid"
 LEVELS = 3
+BLOCKS = {"pocket-dflash": "DFlash (z-lab)", "pocket-dspark": "DSpark (DeepSpec)"}
 
 
 def tiny_recipe(name: str, base: str, **training: Any) -> Any:
@@ -41,7 +45,7 @@ def tiny_recipe(name: str, base: str, **training: Any) -> Any:
     raw["answers"] = {"max_new_tokens": 12, "batch_size": 6}
     raw["training"] |= {"levels": 2, "length": 64, "texts": 4, "held_out": 4, "warmup_steps": 2, "most_epochs": 3}
     if "block" in raw:
-        raw["block"]["size"] = 3
+        raw["block"]["size"] = 2 if "markov_rank" in raw["block"] else 3
     raw["training"] |= training
     return modules.ModuleRecipe.model_validate(raw)
 
@@ -52,7 +56,13 @@ def test_recipes_are_read(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "base"), [("pocket-eagle3", "pocket"), ("pocket-dflash", "pocket"), ("hybrid-mtp", str(HYBRID))]
+    ("name", "base"),
+    [
+        ("pocket-eagle3", "pocket"),
+        ("pocket-dflash", "pocket"),
+        ("pocket-dspark", "pocket"),
+        ("hybrid-mtp", str(HYBRID)),
+    ],
 )
 def test_a_run_in_parts_makes_the_module_of_one_run(
     name: str, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -76,9 +86,9 @@ def test_a_run_in_parts_makes_the_module_of_one_run(
                 (tmp_path / "whole" / file.name).write_bytes(file.read_bytes())
         model = load_base(str(tmp_path / "whole"), dtype="float32", device="cpu")
         assert load_draft("mtp", model).model.wiring.kind == "mtp"
-    elif name == "pocket-dflash":
+    elif name in BLOCKS:
         block = load_draft(str(tmp_path / "whole"), model)
-        assert (block.model.wiring.title, block.model.wiring.reads, block.notes) == ("DFlash (z-lab)", (1, 3, 4), ())
+        assert (block.model.wiring.title, block.model.wiring.reads, block.notes) == (BLOCKS[name], (1, 3, 4), ())
     else:
         head = load_draft(str(tmp_path / "whole"), model)
         assert head.model.wiring.reads == (1, 3, 4)
@@ -144,16 +154,19 @@ def test_losses_are_those_of_drafting(kind: str, vocabulary: int) -> None:
                 target = wanted[0, root + level]
                 share = target.softmax(-1)[inside].sum()
                 full = over_tokens(logits, draft.model, 29)
-                sums[level] += share * modules.divergence(target[inside][None], full[inside][None])[0]
+                sums[level] += share * module_losses.divergence(target[inside][None], full[inside][None])[0]
                 counts[level] += 1
     torch.testing.assert_close(found, sums / counts, rtol=0, atol=1e-5)
 
 
 @torch.inference_mode()
-def test_losses_of_blocks_are_those_of_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each level the mean divergence of what a session drafts at the same roots."""
+@pytest.mark.parametrize("kind", ["block", "dspark"])
+def test_losses_of_blocks_are_those_of_drafting(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each level the mean divergence of what a session drafts at the same roots, after the text's own tokens, and
+    the cross-entropy of a confidence head.
+    """
     base = tiny_base("llama", 1, vocab_size=29)
-    draft = tiny_module(base, "block", 2)
+    draft = tiny_module(base, kind, 2)
     chance = torch.Generator().manual_seed(3)
     texts = [torch.randint(0, 29, (length,), generator=chance) for length in (13, 9)]
     given = [modules.with_states(text, base, draft.model) for text in texts]
@@ -175,9 +188,15 @@ def test_losses_of_blocks_are_those_of_drafting(monkeypatch: pytest.MonkeyPatch)
             session = proposer.start([text[: root + 1].tolist()], levels)
             session.read([part.read[:root]])
             session.begin(text[root : root + 1], part.last[:1])
-            logits = base.forward(text[None], use_cache=False)[0][0]
+            following = text[root + 1 : root + levels]
+            session.prepare(torch.nn.functional.pad(following, (0, levels - 1 - len(following)))[None].numpy())
+            drafted, [logits] = torch.cat(seen, dim=1)[0], base.forward(text[None], use_cache=False)[0]
             for level in range(min(levels, len(text) - 1 - root)):
-                sums[level] += modules.divergence(logits[root + level][None], seen[0][0, level][None])[0]
+                sums[level] += module_losses.divergence(logits[root + level][None], drafted[level][None])[0]
+                if draft.model.wiring.confidence:
+                    sure = draft.model.confidence(session._rows[:, level : level + 1], text[None, root + level, None])
+                    right = drafted[level].argmax() == logits[root + level].argmax()
+                    sums[level] -= (sure if right else -sure).sigmoid().log().item()
                 counts[level] += 1
     torch.testing.assert_close(found, sums / counts, rtol=0, atol=1e-5)
 
