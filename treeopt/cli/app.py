@@ -50,7 +50,7 @@ GROUPS = {
     },
     "Set-up": {
         "demo": "Run every step on the built-in model, in about a minute.",
-        "doctor": "Check the installation, and print how to fix what does not work.",
+        "doctor": "Check the installation, or whether a drafter is wired as it was trained.",
     },
 }
 COMMANDS = {name: what for commands in GROUPS.values() for name, what in commands.items()}

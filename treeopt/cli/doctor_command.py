@@ -1,4 +1,4 @@
-"""`treeopt doctor`: whether treeopt can be used here, and what to do where it cannot.
+"""`treeopt doctor`: whether treeopt can be used here, or whether a drafter is wired as it was trained.
 
 Each check imports what it needs, and an exception in it is a finding, so that a broken installation is described.
 """
@@ -14,12 +14,16 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 import treeopt
+from treeopt.cli.checks import check_belongs, check_inputs
 from treeopt.cli.console import Console, command
-from treeopt.errors import EXIT_ENVIRONMENT, first_line
+from treeopt.cli.drafters import draft_option, load_draft_model, model_alone
+from treeopt.cli.options import chosen_prompts, load_models, model_options, prompt_options, say_prompts
+from treeopt.errors import EXIT_BELOW, EXIT_ENVIRONMENT, TreeoptError, first_line
 from treeopt.files.atomic import nearest
 from treeopt.version import VERSION
 
@@ -28,17 +32,31 @@ SHOWN = ("torch", "transformers", "numpy", "numba")  # packages with a line each
 HUB_SECONDS = 3.0
 LEAST_MEMORY, LITTLE_MEMORY = 1 << 29, 1 << 32  # bytes
 LITTLE_DISK = 1 << 30
+PROMPTS = 20  # whose answers a drafter is checked on
 TOKENS = 16  # that the built-in model decodes
 
 
 @command("doctor")
+@model_options(dtype="float32")
+@draft_option(default="none")
+@prompt_options()
+@click.option("--texts/--no-texts", default=True, help="Compare other texts and the other precision, too.")
 @click.pass_context
-def run(context: click.Context, console: Console) -> None:
+def run(context: click.Context, /, console: Console, **options: Any) -> None:
     """Check the installation: versions, device, memory, hub, caches, and a text decoded by the built-in model.
 
     ok: it works. warn: some commands or options need it. fail: treeopt cannot be used; the exit status is then 4. One
     short request is sent to the hub, except where HF_HUB_OFFLINE is set.
+
+    With --draft or --heads, check a drafter instead: how often its likeliest token is right on the base's own answers
+    (20 prompts, or --limit), beside the same weights with every other wiring that its kind admits. The exit status is 6
+    where another wiring fits better, or none fits. A minute for the built-in drafters.
     """
+    checked = any(options[name] is not None for name in ("draft", "heads", "model"))
+    check_belongs(tuple(options), "--draft or --heads", checked)
+    if checked:
+        _check_drafter(context, console, options)
+        return
     checks = list(check_environment())
     console.table(["check", "status", "found"], [[one.name, one.status, one.found] for one in checks])
     for one in checks:
@@ -48,6 +66,50 @@ def run(context: click.Context, console: Console) -> None:
     console.result({"usable": not failed, "checks": [dataclasses.asdict(one) for one in checks]})
     if failed:
         context.exit(EXIT_ENVIRONMENT)
+
+
+def _check_drafter(context: click.Context, console: Console, options: dict[str, Any]) -> None:
+    """The wiring of a drafter, and what else lowers its acceptance."""
+    if options["draft"] is None and model_alone(options):
+        raise click.UsageError("--model alone has no drafter: add --draft or --heads")
+    if options["draft"] is not None and options["heads"] is not None:
+        raise click.UsageError("--draft and --heads: one drafter is checked at a time")
+    source = chosen_prompts(options)
+    check_inputs()
+    from treeopt.evaluate.diagnosis import diagnose
+    from treeopt.texts.answers import AnswerOptions
+    from treeopt.texts.prompts import load_prompts
+
+    part, given = {"skip": options["skip"], "limit": options["limit"] or PROMPTS}, None
+    prompts = load_prompts(source, **part)
+    with contextlib.suppress(TreeoptError):  # without answers in the file
+        given = load_prompts(source, answers=True, **part)
+    base, loaded = load_models(console, options, with_heads=options["draft"] is None)
+    draft = load_draft_model(console, options, base)
+    say_prompts(console, prompts)
+    drafter: Any = draft if loaded is None else loaded.heads
+    answers = AnswerOptions(options["max_new_tokens"], chat_template=options["chat_template"])
+    with console.progress("doctor") as progress:
+        found = diagnose(base, drafter, prompts, answers, texts=options["texts"], given=given, progress=progress)
+    most = max(len(hits) for _, hits, _, _ in found.rows)
+    levels = [f"level {level}" for level in range(1, most + 1)]
+    cells = ([*map(_percent, hits), *[""] * (most - len(hits))] for _, hits, _, _ in found.rows)
+    rows = [
+        [row[0], *of_row, f"{row[2]:+.1%}", _percent(row[3])] for row, of_row in zip(found.rows, cells, strict=True)
+    ]
+    console.table(["wiring or texts", *levels, "difference", "standard error"], rows)
+    if found.calibration_errors:
+        errors = " ".join(map(_percent, found.calibration_errors))
+        console.say(f"confidence head: expected calibration error {errors}, by level")
+    for line in (f"verdict  {found.wiring.verdict}", *(f"also     {cause}" for cause in found.causes)):
+        console.say(line)
+    console.result(found.as_dict())
+    if found.wiring.better or found.wiring.too_weak:
+        context.exit(EXIT_BELOW)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
 
 
 @dataclass(frozen=True)

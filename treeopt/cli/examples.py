@@ -8,6 +8,7 @@ treeopt demo  # all steps on the built-in model, offline
 treeopt demo -o first-run --json  # in another folder, and the results for a program
 treeopt doctor  # is everything there?
 treeopt doctor --json  # for a program; the exit status is 4 where it cannot be used
+treeopt doctor --draft pocket-eagle3  # is this drafter wired as it was trained?
 treeopt calibrate --heads FasterDecoding/medusa-vicuna-7b-v1.3 --prompts alpaca_eval  # Medusa's heads name their base
 treeopt calibrate --model Qwen/Qwen3-0.6B --prompts prompts.jsonl  # without heads: an n-gram drafter is learned too
 treeopt learn --model Qwen/Qwen3-0.6B --prompts prompts.jsonl  # a drafter for a model without heads

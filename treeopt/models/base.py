@@ -97,7 +97,10 @@ class Base:
         check_choice("dtype", dtype, DTYPES)
         if dtype == self.dtype_name:
             return self
-        model = copy.deepcopy(self.model).to(DTYPES[dtype])
+        model = copy.deepcopy(self.model)
+        for weight in model.state_dict(keep_vars=True).values():  # not rotary frequencies, as in a model that is loaded
+            if weight.is_floating_point():
+                weight.data = weight.data.to(DTYPES[dtype])
         if eagerly(self.device, DTYPES[dtype]):
             model.set_attn_implementation("eager")
         return dataclasses.replace(self, model=model)

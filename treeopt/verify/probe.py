@@ -89,6 +89,13 @@ def probed(base: Base) -> Route:
     return known[1]
 
 
+def same_route(base: Base, other: Base) -> None:
+    """Take the route of another model whose layers are the same, instead of a probe."""
+    if base.model is not other.model:
+        probed(other)
+        _routes[base.model] = _routes[other.model]
+
+
 def forward_of(
     base: Base, nodes: int, depth: int, *, compile: bool = False, probe: bool = True
 ) -> TreeForward | PathForward:

@@ -1,0 +1,259 @@
+"""Whether `treeopt doctor` names planted faults, and is silent about sound drafters.
+
+    python bench/doctor.py [--only NAME] [--checkpoints FOLDER]
+
+Faults are planted in trained drafters: each variant that a kind admits, read as if it were the file. A planted fault
+counts where it lowers the hits of level 1 or 2 by more than two standard errors. From 20 texts, of two sets of prompts
+each, the variant that fits best must be the one that undoes it (goal: 95 % of those that count). Sound drafters, the
+finished ones and checkpoints of their training, must have no variant that fits better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from timing import add_tiny, judged, machine
+from torch import Tensor, nn
+
+from treeopt.evaluate.wiring import ORDER, Hits, check_wiring, hits_of, kept_states, wired
+from treeopt.models.base import Base, load_base
+from treeopt.models.draft_files import load_draft
+from treeopt.models.draft_module import DraftModule
+from treeopt.models.given import load_pair
+from treeopt.models.heads import MedusaHeads
+from treeopt.models.variants import Draft, as_heads, variants_of
+from treeopt.texts.answers import AnswerOptions, answer_all
+from treeopt.texts.encode import Text, encode_prompts
+from treeopt.texts.prompts import load_prompts
+from treeopt.verify.probe import same_route
+
+GOAL, COUNTS, TEXTS, TOKENS, SETS = 0.95, 2.0, 20, 64, 2
+DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
+# Names of variants, and those that undo them where these are others.
+UNDONE = {
+    "states of one layer above": "states of one layer below",
+    "norms as 1 + w": "norms as w, not 1 + w",
+    "rotary embedding interleaved": "rotary embedding in halves",
+    "embedding before state": "state before embedding",
+    "residual of the normed state": "residual of the state",
+    "chained state before the norm": "chained state after the norm",
+    "embedding of the state's own token": "of the token after",
+    "mask in the root's row": "root in its row",
+    "rows that see the whole block": "rows that see the rows before",
+    "first level by the row after the root": "first level by the root's row",
+    "without the head that reads the token above": "with the head that reads the token above",
+    "heads without residual": "heads with residual",
+    "heads of one level below": "heads of one level above",
+    "d2t as tokens, not distances": "d2t as distances",
+}
+UNDONE |= {other: one for one, other in UNDONE.items()}
+WHOLE_WIRINGS = ("state before embedding",)  # of EAGLE-3, which undoes itself
+NEEDS_OTHER_FILE = (
+    "state before the final norm",
+    "state of one layer below",
+    "LM head of the base",
+    "embeddings of the base",
+)
+
+
+class NormedHeads(MedusaHeads):
+    """Heads that were trained on states before the final norm."""
+
+    norm: nn.Module
+
+    def features(self, hidden: Tensor, first: int | None = None) -> Tensor:
+        return super().features(self.norm(hidden), first)
+
+
+def planted(base: Base, draft: Draft) -> Iterator[tuple[str, Draft, set[str]]]:
+    """Faulty drafters: the name of the fault, the drafter, and the names of variants that undo it."""
+    for one in variants_of(base, draft):
+        if one.name in NEEDS_OTHER_FILE:
+            continue
+        faulty = one.draft
+        if isinstance(faulty, Base) and one.reads != faulty.model.wiring.reads:
+            if not faulty.model.wiring.project:
+                continue  # no file of an MTP layer names its state
+            faulty = with_wiring(faulty, reads=one.reads)
+        undone = {UNDONE.get(one.name, one.name), *([one.name] if one.name in WHOLE_WIRINGS else [])}
+        yield one.name, faulty, undone | ({ORDER} if one.name.startswith("heads of") else set())
+    if isinstance(draft, MedusaHeads):
+        order = [*range(1, draft.num_heads), 0]
+        yield ORDER, as_heads(draft, MedusaHeads, order), {ORDER}
+        made = as_heads(draft, NormedHeads)
+        made.norm = final_norm(base)
+        yield "state before the final norm", made, {"state before the final norm"}
+        if draft.lm_head is not None:
+            other = as_heads(draft, MedusaHeads)
+            other.lm_head = nn.Parameter(shuffled(draft.lm_head.detach(), 1), requires_grad=False)
+            yield "LM head of another base", other, {"LM head of the base"}
+        return
+    model = draft.model
+    last = int(base.model.config.get_text_config().num_hidden_layers)
+    if last in model.wiring.reads and not model.wiring.project:
+        yield "state before the final norm", trained_before_norm(base, draft), {"state before the final norm"}
+    if model.token_map is not None and len(model.token_map) == base.vocab_size:
+        faulty = copied(draft)
+        faulty.model.get_output_embeddings().weight.data = shuffled(model.get_output_embeddings().weight.detach(), 0)
+        yield "LM head of another base", faulty, {"LM head of the base"}
+
+
+def shuffled(weight: Tensor, dim: int) -> Tensor:
+    """Weights of which half of the tokens' rows are those of other tokens."""
+    chance = torch.Generator().manual_seed(0)
+    order = torch.arange(weight.shape[dim])
+    half = torch.randperm(len(order), generator=chance)[: len(order) // 2]
+    order[half] = half[torch.randperm(len(half), generator=chance)]
+    return weight.index_select(dim, order)
+
+
+def copied(draft: Base) -> Base:
+    import copy
+
+    shared, draft.model.of_base = draft.model.of_base, ()
+    model = copy.deepcopy(draft.model)
+    draft.model.of_base = model.of_base = shared
+    return Base(model, draft.tokenizer, draft.name)
+
+
+def with_wiring(draft: Base, **changed: Any) -> Base:
+    made = copied(draft)
+    made.model.wiring = dataclasses.replace(made.model.wiring, **changed)
+    return made
+
+
+def final_norm(base: Base) -> Any:
+    """The norm before the LM head."""
+    return base.model.model.norm
+
+
+def trained_before_norm(base: Base, draft: Base) -> Base:
+    """A module that norms the states that it is given by the base's final norm first."""
+    made, norm = copied(draft), final_norm(base)
+    kind = type(made.model)
+    made.model.__class__ = type("BeforeNorm", (kind,), {"states": lambda self, read: kind.states(self, norm(read))})
+    return made
+
+
+def text_sets(base: Base, prompts: str, *, tiny: bool = False) -> list[list[Text]]:
+    """Answers to sets of prompts that do not overlap."""
+    found, count, tokens = [], 2 if tiny else TEXTS, 8 if tiny else TOKENS
+    for number in range(1 if tiny else SETS):
+        some = load_prompts(prompts, skip=number * count, limit=count)
+        encoded = encode_prompts(base, some, tokens)
+        found.append(answer_all(base, encoded.texts, AnswerOptions(tokens, batch_size=count))[0])
+    return found
+
+
+def lowers(base: Base, sound: Draft, faulty: Draft, texts: Sequence[Text]) -> bool:
+    """Whether a fault lowers the hits of level 1 or 2 by more than `COUNTS` standard errors."""
+    parts = [measured(base, one, texts) for one in (sound, faulty)]
+    for level in (slice(0, 1), slice(1, 2)):
+        one, other = (Hits(part.name, part.hits[:, level], part.positions[:, level]) for part in parts)
+        if one.hits.shape[1] and other.hits.shape[1]:
+            mean, error = one.gain(other)
+            if mean > COUNTS * error and mean > 0:
+                return True
+    return False
+
+
+def measured(base: Base, draft: Draft, texts: Sequence[Text]) -> Hits:
+    variant = wired(base, draft)
+    return hits_of(base, variant, texts, kept_states(base, texts, sorted(set(variant.reads))))
+
+
+def matrix(base: Base, draft: Draft, kind: str, sets: Sequence[Sequence[Text]]) -> tuple[int, int, int]:
+    """Print a row for each fault; the faults that count, the cases of these, and those that were named."""
+    counted = cases = named = 0
+    for fault, faulty, undone in planted(base, draft):
+        if isinstance(faulty, Base) and isinstance(draft, Base) and isinstance(draft.model, DraftModule):
+            same_route(faulty, draft)
+        if not lowers(base, draft, faulty, [text for texts in sets for text in texts]):
+            print(f"{kind}\t{fault}\twithout effect", flush=True)
+            continue
+        counted += 1
+        said = []
+        for texts in sets:
+            found = check_wiring(base, faulty, texts)
+            best = found.better[0].name if found.better else "too weak" if found.too_weak else "as trained"
+            said.append(best)
+            cases += 1
+            named += best in undone
+        print(f"{kind}\t{fault}\t{' | '.join(said)}", flush=True)
+    return counted, cases, named
+
+
+def alarms(base: Base, drafts: Sequence[Draft], sets: Sequence[Sequence[Text]], least: float) -> tuple[int, int]:
+    """Sound drafters with at least so many hits of level 1, and the alarms about them."""
+    sound = false = 0
+    for number, draft in enumerate(drafts):
+        texts = sets[number % len(sets)]
+        found = check_wiring(base, draft, texts)
+        if found.wired.rates[0] < least:
+            continue
+        sound += 1
+        false += bool(found.better) or found.too_weak
+        if found.better:
+            print(f"alarm\t{number}\t{found.better[0].name}\t{found.better[0].gain(found.wired)}", flush=True)
+    return sound, false
+
+
+def checkpoints(draft: Base, folder: Path, name: str) -> list[Base]:
+    """A drafter with the weights of its training's states in a folder, `NAME-*.pt`."""
+    found = []
+    for path in sorted(folder.glob(f"{name}-*.pt")):
+        state = torch.load(path, weights_only=True)["module"]
+        made = copied(draft)
+        made.model.load_state_dict({key: one for key, one in state.items() if key != "wired"}, strict=False)
+        found.append(made)
+    return found
+
+
+def drafters() -> Iterator[tuple[str, Base, Draft, str]]:
+    """The trained drafters of the repository: a name, the base, the drafter, and prompts."""
+    base, loaded = load_pair("pocket", None, dtype="float32", device="cpu")
+    assert loaded is not None
+    yield "heads", base, loaded.heads, "pocket"
+    yield "eagle", base, load_draft("pocket-eagle3", base), "pocket"
+    for name in ("pocket-dflash", "pocket-dspark"):
+        if (DATA / name).exists():
+            yield name.removeprefix("pocket-"), base, load_draft(str(DATA / name), base), "pocket"
+    hybrid = load_base(str(DATA / "hybrid"), dtype="float32", device="cpu")
+    yield "mtp", hybrid, load_draft("mtp", hybrid), "pocket"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoints", type=Path, help="folder of states of the trainings of pocket's blocks")
+    parser.add_argument("--only", help="the name of one drafter")
+    add_tiny(parser)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{machine(1)}; {TEXTS} texts of {TOKENS} tokens, {SETS} times")
+    totals, kinds, sound, false = [0, 0, 0], dict[str, int](), 0, 0
+    for name, base, draft, prompts in drafters():
+        if given.only not in (None, name):
+            continue
+        sets = text_sets(base, prompts, tiny=given.tiny)
+        found = matrix(base, draft, name, sets)
+        kinds[name] = found[0]
+        totals = [one + more for one, more in zip(totals, found, strict=True)]
+        drafts: list[Draft] = [draft] * len(sets)
+        if given.checkpoints is not None and isinstance(draft, Base):
+            drafts += checkpoints(draft, given.checkpoints, f"pocket-{name}")
+        whole = measured(base, draft, sets[0]).rates[0]
+        more, wrong = alarms(base, drafts, sets, 0.7 * whole)
+        sound, false = sound + more, false + wrong
+    counted, cases, named = totals
+    print(f"faults that count {counted} ({', '.join(f'{name} {count}' for name, count in kinds.items())})")
+    judged(f"share of {cases} cases that are named as the first cause", named / max(1, cases), GOAL)
+    print(f"sound drafters {sound}, alarms {false}{', MISSED' if false else ''}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""The wiring of drafters: hits, the rule that decides, variants, and planted faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drafters import answered, prompts_of
+from program import treeopt, treeopt_json
+from tiny import tiny_base
+from tiny_modules import BLOCKS, tiny_module
+
+from treeopt.drafting.trace import positions_of
+from treeopt.evaluate import wiring as checked
+from treeopt.evaluate.diagnosis import diagnose, findings_in_files
+from treeopt.evaluate.wiring import (
+    ERRORS,
+    LEAST,
+    ORDER,
+    Hits,
+    WiringCheck,
+    bigram_rate,
+    check_wiring,
+    kept_states,
+    wired,
+)
+from treeopt.files.bundled import pocket_eagle3
+from treeopt.models.base import Base
+from treeopt.models.draft_module import DraftModule
+from treeopt.models.given import load_pair
+from treeopt.models.heads import MedusaHeads
+from treeopt.models.variants import BEFORE_NORM, as_heads, variants_of
+from treeopt.texts.answers import AnswerOptions, answer_all
+from treeopt.texts.encode import Text, encode_prompts
+from treeopt.texts.prompts import as_prompt_set, load_prompts
+from treeopt.verify.probe import same_route
+
+VOCAB = 13
+KINDS = ("eagle3", "eagle1", "peagle", "mtp", "mtp3", *BLOCKS)
+
+
+def hits(name: str, *counts: tuple[int, int]) -> Hits:
+    """Hits of level 1 and positions of each text."""
+    found = np.array(counts)
+    return Hits(name, found[:, :1], found[:, 1:])
+
+
+def test_gain_and_its_error_by_hand() -> None:
+    """Over 40 positions of two texts the gain is 3 / 40, and residuals are 2 - 30 * 3/40 and 1 - 10 * 3/40."""
+    mean, error = hits("b", (12, 30), (6, 10)).gain(hits("a", (10, 30), (5, 10)))
+    assert mean == pytest.approx(3 / 40)
+    assert error == pytest.approx((2 * ((2 - 2.25) ** 2 + (1 - 0.75) ** 2)) ** 0.5 / 40)
+
+
+@pytest.mark.parametrize("above", [True, False])
+def test_rule_at_its_edge(above: bool) -> None:
+    """A gain of just more than three errors, or of just less; and of just more than the least share, or less."""
+    texts, more = 100, 1e-3 if above else -1e-3
+    gain = np.full(texts, 2.0) + np.resize([1.0, -1.0], texts)  # mean 2, and its error by the spread
+    error = np.sqrt((np.resize([1.0, -1.0], texts) ** 2).sum() * texts / (texts - 1)) / texts
+    base = np.zeros((texts, 1), np.int64)
+    scale = 1000
+    shift = ERRORS * error * (1 + more) - 2
+    one = Hits("b", np.round((gain + shift) * scale).astype(np.int64)[:, None], np.full((texts, 1), scale))
+    assert one.fits_better(Hits("a", base, one.positions)) is above
+    even = np.full((texts, 1), 100_000)
+    small = Hits("b", np.full((texts, 1), round(100_000 * LEAST * (1 + more))), even)
+    assert small.fits_better(Hits("a", base, even)) is above
+
+
+def test_verdicts() -> None:
+    """As trained, another wiring with who reads it so, and too weak for any."""
+    sound, better = hits("as wired", *[(40, 100)] * 20), hits("norms as 1 + w", *[(60, 100), (61, 100)] * 10)
+    assert WiringCheck(sound, (sound,), 0.2).verdict.startswith("as trained")
+    found = WiringCheck(sound, (hits("x", *[(50, 100)] * 20), better), 0.2)
+    assert [one.name for one in found.better] == ["norms as 1 + w", "x"]
+    assert found.verdict.startswith("norms as 1 + w: fits better by 20.5%")
+    assert "Qwen3.5" in found.verdict
+    assert WiringCheck(sound, (better,), 0.7).verdict.startswith("too weak for any wiring: level 1 is right 60.5%")
+
+
+def test_bigrams_are_those_of_other_texts() -> None:
+    """1 follows 2 in the other text, too; what follows 1 differs."""
+    texts = [Text("0", [1], [2, 1, 3]), Text("1", [1], [2, 1, 9])]
+    assert bigram_rate(texts) == pytest.approx(2 / 4)
+
+
+def test_few_texts_are_not_judged() -> None:
+    """The error of one text is 0, whatever it is."""
+    few = [hits(name, (found, 100)) for name, found in (("as wired", 40), ("norms as 1 + w", 60))]
+    assert WiringCheck(few[0], (few[1],), 0.2).verdict.startswith("not judged: 1 text with 100 positions")
+    assert not WiringCheck(few[0], (few[1],), 0.2).better
+    none = hits("as wired", *[(0, 0)] * 6)
+    assert WiringCheck(none, (), 1.0).verdict.startswith("not judged: 6 texts with 0 positions")
+    assert not WiringCheck(none, (), 1.0).too_weak
+    assert "no other wiring to try" in WiringCheck(hits("as wired", *[(40, 100)] * 6), (), 0.2).verdict
+
+
+@torch.inference_mode()
+def all_ranks(base: Base, draft: Any, texts: list[Text], states: list[torch.Tensor]) -> np.ndarray:
+    """The ranks of the true tokens among all."""
+    record = checked.Drafter.model_only(2, VOCAB, draft.fingerprint, checked.kind_of(draft.model))
+    proposer = checked.proposer_for(base, None, record, draft)
+    return np.concatenate([session.trace(true)[0] for session, true in positions_of(proposer, texts, states)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_variant_is_another_drafter(kind: str) -> None:
+    """Its ranks differ, and the drafter itself stays what it is."""
+    base = tiny_base("llama", 1, vocab_size=VOCAB)
+    base.model.model.norm.weight.data += torch.rand(base.hidden_size)
+    draft = tiny_module(base, kind, 2, vocabulary=8 * (kind in ("eagle3", "block")))
+    before = {name: one.clone() for name, one in draft.model.state_dict().items()}
+    texts = answered(base, prompts_of(2, 3, longest=20, vocab=VOCAB), 12)
+    variants = [wired(base, draft), *variants_of(base, draft)]
+    kept = kept_states(base, texts, sorted({index for one in variants for index in one.reads}))
+    ranks = []
+    for one in variants:
+        if isinstance(draft.model, DraftModule):
+            same_route(one.draft, draft)
+        whole = [torch.cat(parts, dim=-1) for parts in zip(*(kept[index] for index in one.reads), strict=True)]
+        ranks.append(all_ranks(base, one.draft, texts, whole))
+    assert len({one.name for one in variants}) == len(variants) > 5
+    for one, other in zip(variants[1:], ranks[1:], strict=True):
+        assert not np.array_equal(other, ranks[0]), one.name
+    for name, weight in draft.model.state_dict().items():
+        assert torch.equal(weight, before[name])
+    assert np.array_equal(all_ranks(base, draft, texts, states_as_wired(draft, kept)), ranks[0])
+
+
+def states_as_wired(draft: Base, kept: dict[int, list[torch.Tensor]]) -> list[torch.Tensor]:
+    return [torch.cat(one, dim=-1) for one in zip(*(kept[index] for index in draft.model.wiring.reads), strict=True)]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "phi3"])
+def test_state_before_the_norm(name: str) -> None:
+    """The model's own norm makes of it the last state."""
+    base = tiny_base(name, 1, vocab_size=VOCAB)
+    texts = answered(base, prompts_of(2, 2, longest=20, vocab=VOCAB), 4)
+    kept = kept_states(base, texts, [BEFORE_NORM, base.layers])
+    for before, after in zip(kept[BEFORE_NORM], kept[base.layers], strict=True):
+        torch.testing.assert_close(base.model.model.norm(before), after)
+        assert not torch.equal(before, after)
+
+
+@pytest.fixture(scope="module")
+def pocket() -> tuple[Base, MedusaHeads, list[Text]]:
+    """The built-in model, its heads, and six answers."""
+    base, loaded = load_pair("pocket", None, dtype="float32", device="cpu")
+    assert loaded is not None
+    encoded = encode_prompts(base, load_prompts("pocket", limit=6), 32)
+    return base, loaded.heads, answer_all(base, encoded.texts, AnswerOptions(32))[0]
+
+
+def test_heads(pocket: tuple[Base, MedusaHeads, list[Text]]) -> None:
+    """As trained; and in another order, which is found."""
+    base, heads, texts = pocket
+    assert not check_wiring(base, heads, texts).better
+    found = check_wiring(base, as_heads(heads, MedusaHeads, [1, 0, *range(2, heads.num_heads)]), texts)
+    assert found.better[0].name == ORDER
+    assert found.better[0].rates == check_wiring(base, heads, texts).wired.rates
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head whose config names other layers: the fault is named, and the exit status is 6. Its own is as trained."""
+    monkeypatch.chdir(tmp_path)
+    few = ("--limit", "10", "--max-new-tokens", "24", "--model", "pocket")
+    shutil.copytree(pocket_eagle3(), "wrong")
+    config = json.loads(Path("wrong/config.json").read_text())
+    config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [1, 3, 4]
+    Path("wrong/config.json").write_text(json.dumps(config))
+    wrong = treeopt("doctor", "--draft", "wrong", *few, "--no-texts", status=6)
+    assert "states of one layer below: fits better by" in wrong.stdout
+    sound = treeopt_json("doctor", "--draft", "pocket-eagle3", *few)
+    assert (sound["better"], sound["too_weak"], sound["texts"]) == ([], False, 10)
+    names = [row["name"] for row in sound["table"]]
+    assert names[0] == "as wired"
+    assert {"sampled answers", "in bfloat16", "LM head of the base"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("--model", "pocket"), "has no drafter"), (("--draft", "pocket-eagle3", "--heads", "pocket"), "one drafter")],
+)
+def test_one_drafter_is_named(arguments: tuple[str, ...], said: str) -> None:
+    assert said in treeopt("doctor", *arguments, status=2).stderr
+
+
+def test_copies_of_another_revision() -> None:
+    """Embeddings that are not the base's are said to be another revision's."""
+    base = tiny_base("llama", 1, vocab_size=VOCAB)
+    draft = tiny_module(base, "eagle3", 2)
+    assert findings_in_files(base, draft) == []
+    own = torch.nn.Embedding.from_pretrained(base.model.get_input_embeddings().weight * 1.1)
+    draft.model.wiring = dataclasses.replace(draft.model.wiring, own_embeddings=True)
+    draft.model.embeddings = own
+    assert findings_in_files(base, draft) == [
+        "its embeddings differ from the base's by 10%: another revision, or trained"
+    ]
+
+
+def diagnosed(pocket: tuple[Base, MedusaHeads, list[Text]], rows: list[Any], given: Any = None) -> Any:
+    base, heads, _ = pocket
+    more = None if given is None else as_prompt_set(given, answers=True)
+    return diagnose(base, heads, as_prompt_set(rows), AnswerOptions(24), texts=True, given=more)
+
+
+CODE = [str(one.text) for one in load_prompts("pocket", limit=20).prompts]
+
+
+def test_sound_texts_have_one_cause(pocket: tuple[Base, MedusaHeads, list[Text]]) -> None:
+    """Sampled answers accept less than greedy ones; nothing else is said of sound heads."""
+    found = diagnosed(pocket, CODE)
+    assert [cause.partition(" accepts")[0] for cause in found.causes] == ["sampled text"]
+    assert [one.hits.name for one in found.others] == ["sampled answers", "in bfloat16"]
+    assert not found.wiring.better
+
+
+def test_answers_of_another_author(pocket: tuple[Base, MedusaHeads, list[Text]]) -> None:
+    """Answers in the prompts' file that are unlike the model's own are told apart from sampled ones."""
+    rng = np.random.default_rng(0)
+    rows = [{"instruction": text, "output": " ".join(map(str, rng.integers(0, 10**6, 16)))} for text in CODE]
+    found = diagnosed(pocket, CODE, rows)
+    assert any(cause.startswith("the answers of the prompts' file accept less") for cause in found.causes)
+    [given] = [one for one in found.others if one.hits.name == "given answers"]
+    assert given.difference < -0.1
+
+
+def test_another_chat_template(pocket: tuple[Base, MedusaHeads, list[Text]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a template that the heads were not trained with."""
+    template = "{% for m in messages %}{{ m['content'][::-1] }}{% endfor %}"
+    monkeypatch.setattr(pocket[0].tokenizer, "chat_template", template, raising=False)
+    rows = [{"messages": [{"role": "user", "content": text}]} for text in CODE]
+    found = diagnosed(pocket, rows)
+    assert any(cause.startswith("the drafter fits text without the chat template better") for cause in found.causes)
+
+
+def test_quantised_base(pocket: tuple[Base, MedusaHeads, list[Text]], monkeypatch: pytest.MonkeyPatch) -> None:
+    base, heads, _ = pocket
+    monkeypatch.setattr(base.model.config, "quantization_config", {"bits": 4}, raising=False)
+    assert findings_in_files(base, heads)[0].startswith("the base is quantised")
+
+
+def test_tokens_outside_the_draft_vocabulary(pocket: tuple[Base, MedusaHeads, list[Text]]) -> None:
+    """Their share is said."""
+    base = pocket[0]
+    draft = tiny_module(base, "eagle3", 2, vocabulary=100)
+    found = diagnose(base, draft, as_prompt_set(CODE), AnswerOptions(8), texts=False)
+    assert any("are not in the draft vocabulary" in cause for cause in found.causes)
+    assert found.wiring.too_weak
