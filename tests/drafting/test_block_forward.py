@@ -16,6 +16,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.cache_utils import DFlashCache
 
+from treeopt.decode.rejection import DrawnChain
+from treeopt.decode.rules import Sample
 from treeopt.drafter import Drafter
 from treeopt.drafting.block import BlockProposer
 from treeopt.drafting.interface import Observed
@@ -185,6 +187,22 @@ def test_nodes_of_a_tree_have_the_logits_of_their_paths(name: str, base: Base, t
             torch.testing.assert_close(logits, naive.logits(text, states[0], path)[len(path)], rtol=0, atol=1e-5)
         parents = [[2, 0, 1]]
         paths = [(*paths[parent], token) for parent, token in zip(parents[0], (11, 5, 60), strict=True)]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["dflash", "dspark-rnn"])
+def test_drawn_tokens_have_the_distributions_of_their_paths(name: str, base: Base, tmp_path: Path) -> None:
+    """Each is drawn after those before it."""
+    folder, naive = drafter_in(tmp_path / "draft", name, base)
+    text = list(range(20, 32))
+    chain = DrawnChain(base, load_draft(folder, base), Sample(temperature=1.0, seed=3), 3)
+    session = chain.start([text])
+    _, states = base.reading(chain.reads).forward(torch.tensor([text[:-1]]), use_cache=False)
+    session.read([states[0]])
+    drafts = chain.draft(session, torch.tensor(text[-1:]), states[:, -1], len(text))
+    assert drafts.drawn_from is not None
+    expected = torch.stack(naive.logits(text, states[0], drafts.tokens[0, 1:].tolist())[:3]).softmax(-1)
+    torch.testing.assert_close(drafts.drawn_from[0], expected, rtol=0, atol=1e-5)
 
 
 @torch.inference_mode()

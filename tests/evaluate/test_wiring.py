@@ -138,6 +138,28 @@ def states_as_wired(draft: Base, kept: dict[int, list[torch.Tensor]]) -> list[to
     return [torch.cat(one, dim=-1) for one in zip(*(kept[index] for index in draft.model.wiring.reads), strict=True)]
 
 
+def test_rotary_variants_undo_each_other() -> None:
+    """And they are two, and leave all but queries and keys."""
+    base = tiny_base("llama", 1, vocab_size=VOCAB)
+    draft = tiny_module(base, "block", 2)
+    both = "rotary embedding interleaved", "rotary embedding in halves"
+    found = [{one.name: one.draft for one in variants_of(base, draft)}[name] for name in both]
+    states = [one.model.state_dict() for one in (draft, *found)]
+    changed = [{key for key, one in state.items() if not torch.equal(one, states[0][key])} for state in states[1:]]
+    assert {key.rpartition("self_attn.")[2][:2] for key in changed[0]} == {"q_", "k_"}
+    assert any(not torch.equal(states[1][key], states[2][key]) for key in changed[0])
+    for one, name in zip(found, both[::-1], strict=True):
+        undone = {each.name: each.draft for each in variants_of(base, one)}[name].model.state_dict()
+        assert all(torch.equal(undone[key], states[0][key]) for key in states[0])
+
+
+def test_another_dtype_keeps_rotary_frequencies() -> None:
+    """As a model that is loaded in that dtype."""
+    base = tiny_base("llama", 1, vocab_size=VOCAB).in_dtype("bfloat16")
+    assert {weight.dtype for weight in base.model.parameters()} == {torch.bfloat16}
+    assert base.model.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma2", "phi3"])
 def test_state_before_the_norm(name: str) -> None:
     """The model's own norm makes of it the last state."""
