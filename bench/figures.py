@@ -102,6 +102,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "modules-dflash": ("python bench/modules.py --model pocket --draft tests/data/pocket-dflash",),
     "modules-dspark": ("python bench/modules.py --model pocket --draft tests/data/pocket-dspark",),
     "doctor": (f"python bench/doctor.py --checkpoints {WORK}/checkpoints",),
+    "doctor-eagle3": ("treeopt doctor --draft pocket-eagle3 --no-texts",),
     "modules-smollm2": ("python bench/modules.py --model smollm2 --tokens 10000",),
     "path-trees": (
         f"treeopt calibrate --limit 160 --force -o {WORK}/paths-pocket.safetensors",
