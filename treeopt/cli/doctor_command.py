@@ -82,7 +82,7 @@ def _check_drafter(context: click.Context, console: Console, options: dict[str, 
 
     part, given = {"skip": options["skip"], "limit": options["limit"] or PROMPTS}, None
     prompts = load_prompts(source, **part)
-    with contextlib.suppress(TreeoptError):  # without answers in the file
+    with contextlib.suppress(TreeoptError):  # not every row has an answer; others were raised above
         given = load_prompts(source, answers=True, **part)
     base, loaded = load_models(console, options, with_heads=options["draft"] is None)
     draft = load_draft_model(console, options, base)

@@ -260,9 +260,9 @@ def _rewired(**changed: Any) -> Change:
     def change(_: str, part: nn.Module) -> nn.Module:
         if not isinstance(part, DraftModule):
             return part
-        made = _copied(part)
+        made: DraftModule = _copied(part)
         made.wiring = dataclasses.replace(part.wiring, **changed)
-        return made  # type: ignore[no-any-return]
+        return made
 
     return change
 
