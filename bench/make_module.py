@@ -1,6 +1,6 @@
 """An EAGLE-3 head, a block drafter or an MTP layer of a base model.
 
-    python bench/make_module.py RECIPE FOLDER [--shared SHARED] [--minutes N]
+    python bench/make_module.py RECIPE FOLDER [--shared SHARED] [--minutes N] [--device DEVICE]
 
 The module learns the base's next-token distributions by Kullback-Leibler divergence, on the base's own text, over
 several levels at once (arXiv:2503.01840, "training-time test"): level 1 reads the base's states, each further level the
@@ -66,6 +66,7 @@ KEPT = (  # keys of a config that are written
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
     *("max_position_embeddings", "rms_norm_eps", "rope_parameters", "num_hidden_layers", "vocab_size"),
 )
+AT_ONCE = 8  # texts of a forward of the base
 WINDOW = 16  # steps whose texts are ordered by length
 UNSEEN_ONE_IN = 10  # modules of the corpus that are kept for judging, as for pocket
 
@@ -160,7 +161,7 @@ class State:
 
     def load(self, path: Path) -> None:
         """Go on from a state."""
-        kept = torch.load(path, weights_only=True)
+        kept = torch.load(path, map_location=self.lm_head.device, weights_only=True)
         self.module.load_state_dict(kept["module"])
         self.optimizer.load_state_dict(kept["optimizer"])
         self.step, self.losses, self.last_epoch = kept["step"], kept["losses"], kept["last_epoch"]
@@ -172,7 +173,7 @@ class State:
         return self.settings.learning_rate * min(1.0, rising, falling)
 
 
-def make(recipe: ModuleRecipe, folder: Path, shared: Path, minutes: float = 100.0) -> bool:
+def make(recipe: ModuleRecipe, folder: Path, shared: Path, minutes: float = 100.0, device: str = "cpu") -> bool:
     """Train the head and write its files into a folder; finished steps are skipped.
 
     Returns:
@@ -184,10 +185,10 @@ def make(recipe: ModuleRecipe, folder: Path, shared: Path, minutes: float = 100.
     if (folder / "losses.json").exists():
         return True
     local = shared / "models" / recipe.base
-    base = load_base(str(local if local.exists() else recipe.base), dtype=recipe.dtype, device="cpu")
+    base = load_base(str(local if local.exists() else recipe.base), dtype=recipe.dtype, device=device)
     texts = own_texts(recipe, base, folder, shared)
-    module = new_module(recipe, base, texts)
-    read = [with_states(ids, base, module) for ids in texts]
+    module = new_module(recipe, base, texts).to(base.device)
+    read = with_states(texts, base, module)
     held_out, seen = read[: recipe.training.held_out], read[recipe.training.held_out :]
     anchors = recipe.block.anchors if recipe.block is not None else 0
     state = State(module, base.lm_head.weight.detach()[drafted(module)], recipe.training, anchors)
@@ -195,7 +196,7 @@ def make(recipe: ModuleRecipe, folder: Path, shared: Path, minutes: float = 100.
         state.load(folder / "training.pt")
     if not train(state, seen, held_out, folder, minutes):
         return False
-    save(state.module, recipe, base, folder)
+    save(state.module.cpu(), recipe, base, folder)
     names = [f"level {level}" for level in range(1, recipe.training.levels + 1)]
     figures = {"parameters": state.module.num_parameters(), "epochs": len(state.losses), "held_out": names}
     write_text(folder / "losses.json", json.dumps({**figures, "losses": state.losses}) + "\n")
@@ -226,12 +227,20 @@ def own_texts(recipe: ModuleRecipe, base: Base, folder: Path, shared: Path) -> l
 
 
 @torch.inference_mode()
-def with_states(ids: Tensor, base: Base, module: StateModule) -> Text:
-    """A text with the base's states and probabilities: they are computed once, for all epochs."""
-    logits, states = base.reading((*module.wiring.reads, base.layers)).forward(ids[None], use_cache=False)
-    read, last = states[0, :, : -base.hidden_size], states[0, :, -base.hidden_size :]
-    inside = logits[0].float().softmax(-1)[:, drafted(module)].sum(-1)
-    return Text(ids, read.clone(), last.clone(), inside)
+def with_states(texts: Sequence[Tensor], base: Base, module: StateModule) -> list[Text]:
+    """Texts with the base's states and probabilities, on its device: they are computed once, for all epochs."""
+    reading, found = base.reading((*module.wiring.reads, base.layers)), dict[int, Text]()
+    order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
+    for start in range(0, len(order), AT_ONCE):
+        part = order[start : start + AT_ONCE]
+        ids = torch.nn.utils.rnn.pad_sequence([texts[number] for number in part], batch_first=True).to(base.device)
+        logits, states = reading.forward(ids, use_cache=False)  # padding is on the right, where no token attends to it
+        for row, number in enumerate(part):
+            length = len(texts[number])
+            read, last = states[row, :length, : -base.hidden_size], states[row, :length, -base.hidden_size :]
+            inside = logits[row, :length].float().softmax(-1)[:, drafted(module)].sum(-1)
+            found[number] = Text(ids[row, :length].clone(), read.clone(), last.clone(), inside)
+    return [found[number] for number in range(len(texts))]
 
 
 def drafted(module: StateModule) -> Tensor | slice:
@@ -294,14 +303,15 @@ def train(state: State, seen: Sequence[Text], held_out: Sequence[Text], folder: 
     """Train by whole epochs; True after the last. A line is printed for each with the losses on held-out texts."""
     settings, began = state.settings, time.monotonic()
     steps = len(seen) // settings.texts
-    weights = torch.tensor([settings.level_decay**level for level in range(settings.levels)])
+    device = state.lm_head.device
+    weights = torch.tensor([settings.level_decay**level for level in range(settings.levels)], device=device)
     while state.step < (state.last_epoch + 1) * steps:
         epoch, at = divmod(state.step, steps)
         order = batches_of(seen, settings.texts, settings.seed + epoch)
         for group in state.optimizer.param_groups:
             group["lr"] = state.rate(steps)
         texts = [seen[index] for index in order[at]]
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16):
             loss = (losses_of(state, texts, settings.seed + state.step) * weights).sum() / weights.sum()
         state.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
@@ -338,7 +348,7 @@ def judged(state: State, texts: Sequence[Text]) -> list[float]:
     """The divergence of each level on texts."""
     size = state.settings.texts
     parts = [texts[start : start + size] for start in range(0, len(texts), size)]
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(state.lm_head.device.type, torch.bfloat16):
         found = torch.stack([losses_of(state, part, number) for number, part in enumerate(parts)])
     return [round(one, 5) for one in found.mean(0).tolist()]
 
@@ -416,9 +426,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
     parser.add_argument("--minutes", type=float, default=100.0, help="stop after so many")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, ...")
     given = parser.parse_args()
     recipe = check(strict_yaml.load(given.recipe), ModuleRecipe, SCHEMA)
-    if not make(recipe, given.folder, given.shared, given.minutes):
+    if not make(recipe, given.folder, given.shared, given.minutes, given.device):
         print("not finished: run it again to go on")
 
 

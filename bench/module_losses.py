@@ -38,17 +38,19 @@ def losses(module: DraftModule, lm_head: Tensor, texts: Sequence[Text], levels: 
     distributions are over its tokens, weighted by the probability that the base gives to them.
     """
     ids, read, last, inner = padded(texts)
-    ends = torch.tensor([len(text.ids) for text in texts])
+    ends = torch.tensor([len(text.ids) for text in texts], device=ids.device)
     with torch.no_grad():
         wanted = torch.nn.functional.linear(last, lm_head)
     rows = ids.shape[1] - levels
-    places, cache = torch.arange(rows), DynamicCache()
+    places, cache = torch.arange(rows, device=ids.device), DynamicCache()
     causal = places[:, None] >= places
     hidden, found = module.states(read[:, :rows]), []
-    own = torch.eye(rows, dtype=torch.bool)
+    own = places[:, None] == places
     for level in range(1, levels + 1):
         mask = torch.cat([causal, *[own] * (level - 1)], dim=1)
-        scores = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)[None, None]
+        scores = torch.zeros(mask.shape, device=ids.device).masked_fill(~mask, torch.finfo(torch.float32).min)[
+            None, None
+        ]
         out = module(
             ids[:, level : level + rows],
             hidden,
@@ -77,26 +79,26 @@ def block_losses(module: BlockModule, lm_head: Tensor, texts: Sequence[Text], an
     head its cross-entropy is added: whether the likeliest token of a level, after the text's own, is the base's.
     """
     ids, read, last, _ = padded(texts)
-    levels, size, length = module.levels, module.wiring.size, ids.shape[1]
-    ends = torch.tensor([len(text.ids) for text in texts])
-    places, slots = torch.arange(length), torch.arange(size)
-    chance = torch.rand(len(texts), anchors, generator=torch.Generator().manual_seed(seed))
+    levels, size, length, device = module.levels, module.wiring.size, ids.shape[1], ids.device
+    ends = torch.tensor([len(text.ids) for text in texts], device=device)
+    places, slots = torch.arange(length, device=device), torch.arange(size, device=device)
+    chance = torch.rand(len(texts), anchors, generator=torch.Generator().manual_seed(seed)).to(device)
     roots = 1 + (chance * (ends - 2)[:, None]).long()  # [B, A], each with a token after it
     cache, least = DynamicCache(), torch.finfo(torch.float32).min
-    own = torch.zeros(length, length).masked_fill(~torch.eye(length, dtype=torch.bool), least)[None, None]
+    own = torch.zeros(length, length, device=device).masked_fill(places[:, None] != places, least)[None, None]
     states = module.states(read)  # what attends to them is not read here
     module(ids, hidden=states, attention_mask=own, position_ids=places[None], past_key_values=cache)
     cache.batch_repeat_interleave(anchors)
-    flat, texts_of = roots.flatten(), torch.arange(len(texts)).repeat_interleave(anchors)
-    seen = torch.cat([places[None] < flat[:, None], torch.ones(len(flat), size, dtype=torch.bool)], dim=1)
-    mask = torch.zeros(seen.shape).masked_fill(~seen, least)[:, None, None].expand(-1, 1, size, -1)
+    flat, texts_of = roots.flatten(), torch.arange(len(texts), device=device).repeat_interleave(anchors)
+    seen = torch.nn.functional.pad(places[None] < flat[:, None], (0, size), value=True)
+    mask = torch.zeros(seen.shape, device=device).masked_fill(~seen, least)[:, None, None].expand(-1, 1, size, -1)
     blocks = ids[texts_of, flat][:, None].expand(-1, size)
     out = module(blocks, attention_mask=mask, position_ids=flat[:, None] + slots, past_key_values=cache)
-    at = flat[:, None] + torch.arange(levels)  # the positions whose states predict the levels' tokens
+    at = flat[:, None] + torch.arange(levels, device=device)  # the positions whose states predict the levels' tokens
     inside = at < ends[texts_of, None] - 1
     with torch.no_grad():
         wanted = torch.nn.functional.linear(last[texts_of[:, None], at.clamp(max=length - 1)], lm_head)
-    logits, [rows], unsure = out.logits, out.hidden_states, torch.zeros(())
+    logits, [rows], unsure = out.logits, out.hidden_states, torch.zeros((), device=device)
     if module.token_head is not None:
         tokens, rows = (
             ids[texts_of[:, None], at.clamp(max=length - 1)].reshape(-1, 1),

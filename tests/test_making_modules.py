@@ -127,8 +127,8 @@ def test_losses_are_those_of_drafting(kind: str, vocabulary: int) -> None:
     draft = tiny_module(base, kind, 2, vocabulary=vocabulary)
     inside = modules.drafted(draft.model)
     text = torch.randint(0, 29, (13,), generator=torch.Generator().manual_seed(3))
-    given = modules.with_states(text, base, draft.model)
-    found = modules.losses(draft.model, base.lm_head.weight[inside], [given], LEVELS)
+    given = modules.with_states([text], base, draft.model)
+    found = modules.losses(draft.model, base.lm_head.weight[inside], given, LEVELS)
     base = base.reading(draft.model.wiring.reads)
     seen: list[torch.Tensor] = []
 
@@ -160,6 +160,20 @@ def test_losses_are_those_of_drafting(kind: str, vocabulary: int) -> None:
 
 
 @torch.inference_mode()
+def test_texts_are_read_as_alone() -> None:
+    """Padding beside a longer text changes nothing, and each text gets its own states, in the order given."""
+    base = tiny_base("llama", 1, vocab_size=29)
+    draft = tiny_module(base, "eagle3", 2)
+    texts = [torch.randint(0, 29, (length,), generator=torch.Generator().manual_seed(length)) for length in (13, 5, 9)]
+    together = modules.with_states(texts, base, draft.model)
+    for text, found in zip(texts, together, strict=True):
+        [alone] = modules.with_states([text], base, draft.model)
+        assert torch.equal(found.ids, text)
+        for name in ("read", "last", "inside"):
+            torch.testing.assert_close(getattr(found, name), getattr(alone, name), rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("kind", ["block", "dspark"])
 def test_losses_of_blocks_are_those_of_drafting(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each level the mean divergence of what a session drafts at the same roots, after the text's own tokens, and
@@ -169,7 +183,7 @@ def test_losses_of_blocks_are_those_of_drafting(kind: str, monkeypatch: pytest.M
     draft = tiny_module(base, kind, 2)
     chance = torch.Generator().manual_seed(3)
     texts = [torch.randint(0, 29, (length,), generator=chance) for length in (13, 9)]
-    given = [modules.with_states(text, base, draft.model) for text in texts]
+    given = modules.with_states(texts, base, draft.model)
     drawn = torch.rand(2, 3, generator=chance)
     monkeypatch.setattr(torch, "rand", lambda *_, **__: drawn)
     found = modules.block_losses(draft.model, base.lm_head.weight, given, 3, 0)
