@@ -112,16 +112,17 @@ def test_recipe_is_that_of_the_heads() -> None:
     assert {"model": recipe["model"], "dtype": recipe["dtype"], **recipe["train"]} == stored
 
 
-def test_trained_eagle3_head(chat: Base, texts: list[Text]) -> None:
+@pytest.mark.parametrize(("name", "kind", "levels"), [("eagle3", "eagle", 4), ("dflash", "block", 7)])
+def test_trained_draft_modules(name: str, kind: str, levels: int, chat: Base, texts: list[Text]) -> None:
     """Static and per step: as predicted, in float32 lossless; most tokens of the answers are in its vocabulary."""
-    draft = load_draft(str(HEADS.with_name("smollm2-eagle3")), chat)
+    draft = load_draft(str(HEADS.with_name(f"smollm2-{name}")), chat)
     assert draft.notes == ()
-    drafter = Drafter.model_only(4, 8, draft.fingerprint, "eagle")
+    drafter = Drafter.model_only(levels, 8, draft.fingerprint, kind)
     tree = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)])
     for plan in (TreePolicy(8, 4, drafter.id), dataclasses.replace(tree, drafter=drafter.id)):
         found = treeopt.validate(chat, None, plan, texts, drafter=drafter, draft=draft, max_new_tokens=NEW_TOKENS)
         assert found.prediction_misses == ()
-        assert found.tokens_per_step > 1.1
+        assert found.tokens_per_step > 1.3
         if chat.dtype == torch.float32:
             assert found.lossless
-    assert outside_shares(draft, texts)["all"] < 0.5
+    assert outside_shares(draft, texts).get("all", 0.0) < 0.5
