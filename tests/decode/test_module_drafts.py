@@ -55,10 +55,10 @@ def drafter_of(draft: Base, seed: int = 0, *, ngram: bool = False) -> Drafter:
 
 
 def plans_of(drafter: Drafter) -> list[Plan]:
-    """A random tree, a chain, and a policy."""
+    """A random tree, a chain that ends above the last level, and a policy."""
     ranks = min(4, num_candidates(drafter))
     tree = random_tree(3, nodes=min(14, 1 + ranks * drafter.depth), depth=drafter.depth, ranks=ranks)
-    trees = (tree, Tree.chain(drafter.depth))
+    trees = (tree, Tree.chain(max(1, drafter.depth - 1)))
     return [*(dataclasses.replace(one, drafter=drafter.id) for one in trees), TreePolicy(12, DEPTH, drafter.id)]
 
 

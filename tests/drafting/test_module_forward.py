@@ -152,7 +152,7 @@ def test_peagle_is_its_naive_forward(name: str, base: Base, tmp_path: Path) -> N
     _, states = base.reading(reads).forward(torch.tensor([text[:-1]]), use_cache=False)
     session = proposer.start([text], levels, [[root + 1 for root in roots]])
     session.read([states[0]])
-    found = session.block(torch.tensor([text[root] for root in roots]))
+    found = session.all_levels(torch.tensor([text[root] for root in roots]))
     for row, root in enumerate(roots):
         expected = torch.stack(naive.parallel(text[: root + 1], states[0, :root]))
         torch.testing.assert_close(found[row], expected, rtol=0, atol=1e-5)

@@ -7,8 +7,6 @@ first rejection the next token is drawn from max(0, p - q), normalised. Both giv
 Sources: arXiv:2211.17192, algorithm 1; arXiv:2302.01318, algorithm 2.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from treeopt.drafting.block import BlockProposer, BlockSession, ConditionalSessi
 from treeopt.drafting.interface import Drafts, ProposerSession, reads_of
 from treeopt.drafting.model import FIRST, ModelProposer, ModelSession
 from treeopt.drafting.module import ModuleProposer, ModuleSession
-from treeopt.drafting.parallel import ParallelProposer, ParallelSession
+from treeopt.drafting.parallel import LevelsAtOnce, ParallelProposer, ParallelSession
 from treeopt.drafting.plans import proposer_for
 from treeopt.models.base import Base
 from treeopt.models.draft_module import kind_of, over_tokens
@@ -152,22 +150,19 @@ class _DrawnModule(_Drawn, ModuleSession):
     """The same with a draft module, by the order of its base classes."""
 
 
-class _DrawnBlock(_Draws, BlockSession):
+class _DrawnAtOnce(_Draws, LevelsAtOnce):
+    def after(self, level: int, tokens: Sequence[Tensor]) -> Tensor:
+        if not level:
+            self._levels = self.all_levels(self.roots)
+        return self._levels[:, level]
+
+
+class _DrawnBlock(_DrawnAtOnce, BlockSession):
     """The same with a block drafter, whose levels do not depend on each other."""
 
-    def after(self, level: int, tokens: Sequence[Tensor]) -> Tensor:
-        if not level:
-            self._levels, _ = self.block(self.roots)
-        return self._levels[:, level]
 
-
-class _DrawnParallel(_Draws, ParallelSession):
+class _DrawnParallel(_DrawnAtOnce, ParallelSession):
     """The same with a P-EAGLE head."""
-
-    def after(self, level: int, tokens: Sequence[Tensor]) -> Tensor:
-        if not level:
-            self._levels = self.block(self.roots)
-        return self._levels[:, level]
 
 
 class _DrawnConditional(_Draws, ConditionalSession):

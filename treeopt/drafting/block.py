@@ -15,53 +15,32 @@ import torch
 from torch import Tensor
 
 from treeopt.drafter import Drafter
-from treeopt.drafting.interface import AcceptedPart, Expansion, Floats, Ints, Observed
-from treeopt.drafting.kernel.data import KernelSource
-from treeopt.drafting.kernel.session import KernelRows, KernelSession, top_logprobs
-from treeopt.drafting.model import DRAFT_MODEL_SOURCE, FIRST, PIECE, LevelRows
-from treeopt.drafting.ngram import check_drafter
-from treeopt.drafting.parallel import check_levels
+from treeopt.drafting.interface import AcceptedPart, Expansion, Floats, Ints, TokenLists
+from treeopt.drafting.kernel.session import KernelRows
+from treeopt.drafting.model import FIRST, PIECE, DraftSource, LevelRows
+from treeopt.drafting.parallel import LevelsAtOnce, check_levels
 from treeopt.models.base import Base
 from treeopt.models.block_heads import log_odds, with_confidence
 from treeopt.models.block_module import BlockModule
-from treeopt.models.compatibility import check_draft
 from treeopt.models.logits import rows_at_once
 from treeopt.ngram_table import CONTEXT
 from treeopt.verify.levels import LevelSession
 
 
-class BlockProposer(KernelSource):
+class BlockProposer(DraftSource):
     """A block drafter as a drafter; `draft.model` is a `BlockModule`. E101 where the record has more levels."""
 
-    beam = 0  # as of `ModelProposer`
-
     def __init__(self, base: Base, draft: Base, drafter: Drafter) -> None:
-        check_draft(base, draft)
-        check_drafter(drafter, base, None, draft)
+        super().__init__(base, draft, drafter)
         assert isinstance(draft.model, BlockModule)
-        super().__init__(drafter, base.vocab_size, DRAFT_MODEL_SOURCE, f"the model {draft.name}")
-        self.draft, self.module = draft, draft.model
+        self.module = draft.model
         check_levels(draft, drafter)
-        self.known = min(self.known, draft.vocab_size)
-        self.reads = self.module.wiring.reads
         self.window = 0 if drafter.ngram_table is None else max(drafter.window, CONTEXT)
         self.rows_at_once = rows_at_once(draft.vocab_size, self.module.levels)
-        found = self.module.token_map
-        self._tokens = None if found is None else found.numpy(force=True).astype(np.int32)
 
-    def start(
-        self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
-    ) -> BlockRows:
+    def start(self, texts: TokenLists, depth: int, ends: TokenLists | None = None) -> BlockRows:
         made = BlockSession if self.module.token_head is None else ConditionalSession
         return made(self, texts, depth, ends)
-
-    def pack(self, logits: Tensor) -> Observed:
-        """`top_logprobs` of logits on the host, with tokens of the base: [..., V] -> int32 [..., 2 K + 1]."""
-        others = self.drafter.ngram_table is not None  # else all candidates are among the likeliest
-        packed = top_logprobs(logits, self.known, others=others).numpy(force=True)
-        if self._tokens is not None:
-            packed[..., : self.known] = self._tokens[packed[..., : self.known]]
-        return packed
 
 
 class BlockRows(KernelRows):
@@ -69,13 +48,7 @@ class BlockRows(KernelRows):
 
     source: BlockProposer
 
-    def __init__(
-        self,
-        proposer: BlockProposer,
-        texts: Sequence[Sequence[int]],
-        depth: int,
-        ends: Sequence[Sequence[int]] | None = None,
-    ) -> None:
+    def __init__(self, proposer: BlockProposer, texts: TokenLists, depth: int, ends: TokenLists | None = None) -> None:
         super().__init__(proposer, texts, depth, ends)
         self._context, self._traced = LevelSession(proposer.draft, len(texts)), ends is not None
 
@@ -122,17 +95,13 @@ class BlockRows(KernelRows):
         self._context.keep(lengths)  # texts are known from the last tokens on, so their ends do not tell
 
 
-class BlockSession(BlockRows, KernelSession):
+class BlockSession(BlockRows, LevelsAtOnce):
     """Drafting of a batch by a block drafter whose levels do not depend on each other."""
 
-    source: BlockProposer  # type: ignore[assignment]  # its logits are not of the roots' states alone
+    source: BlockProposer
 
-    def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor | None:
-        """Nothing: the block is run when a step begins."""
-        return None
-
-    def begin(self, roots: Tensor, states: Tensor) -> None:
-        self.set_step(self.source.pack(self.block(roots)[0][:, : self.depth]).reshape(len(roots), -1))
+    def all_levels(self, roots: Tensor) -> Tensor:
+        return self.block(roots)[0]
 
 
 class ConditionalSession(BlockRows, LevelRows):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from treeopt.drafting.interface import (
     Ints,
     ProposerSession,
     SizeLimits,
+    TokenLists,
 )
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.ngram import HEAD_SOURCE, RecordProposer, check_drafter
@@ -57,9 +57,7 @@ class HeadsProposer:
         top = min(MAX_RANKS, self.base.vocab_size)
         return RecordProposer(self.base, self.heads, self._drafter or Drafter.heads_only(self.depth, top))
 
-    def start(
-        self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
-    ) -> HeadsSession:
+    def start(self, texts: TokenLists, depth: int, ends: TokenLists | None = None) -> HeadsSession:
         return HeadsSession(self, texts, depth, ends)
 
 
@@ -68,9 +66,7 @@ class HeadsSession(ProposerSession):
 
     name = HEAD_SOURCE
 
-    def __init__(
-        self, proposer: HeadsProposer, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None
-    ) -> None:
+    def __init__(self, proposer: HeadsProposer, texts: TokenLists, depth: int, ends: TokenLists | None) -> None:
         self._proposer, self._depth = proposer, depth
         self._given = texts, ends
         self._checked = False

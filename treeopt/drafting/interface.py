@@ -18,6 +18,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 Observed = NDArray[np.int32]
+TokenLists = Sequence[Sequence[int]]  # token ids of each text of a batch
 
 NO_CANDIDATE = 1 << 30  # rank of a token that is not a candidate
 DRAFTER = "drafter"  # the name of a drafter of the caller
@@ -49,7 +50,7 @@ class Drafts:
 class AcceptedPart:
     """The accepted part of one step, for drafters whose drafts depend on it."""
 
-    tokens: Sequence[Sequence[int]]  # of each row those after the step's root: accepted drafts, and the next root
+    tokens: TokenLists  # of each row those after the step's root: accepted drafts, and the next root
     paths: Tensor  # int64 [B, D+1], the nodes from the root to the accepted node, then `PAD`
     logits: Tensor  # float [B, N, V], the base's logits after each node
     hidden: Tensor  # float [B, N, d], the base's hidden states at each node
@@ -86,9 +87,7 @@ class Proposer(Protocol):
     window: int  # the number of last tokens of a text that it reads, the root included; 0 if none
     rows_at_once: int  # the maximum in tracing, where every position is a row; limits memory
 
-    def start(
-        self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
-    ) -> ProposerSession:
+    def start(self, texts: TokenLists, depth: int, ends: TokenLists | None = None) -> ProposerSession:
         """A session for the rows of a batch, each a prompt and its first root, with at most `self.depth` levels.
 
         In tracing `ends` are for each text the numbers of its tokens, ascending, that make a row each, the last of them

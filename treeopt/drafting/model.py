@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from treeopt.drafter import Drafter
-from treeopt.drafting.interface import Bools, Drafts, Expansion, Floats, Ints, Observed, SizeLimits
+from treeopt.drafting.interface import Bools, Drafts, Expansion, Floats, Ints, Observed, SizeLimits, TokenLists
 from treeopt.drafting.kernel.data import MAX_PARENTS, KernelSource
 from treeopt.drafting.kernel.session import KernelRows, top_logprobs
 from treeopt.drafting.kernel.trees import NO_TOKEN, Ranked
 from treeopt.drafting.ngram import check_drafter
 from treeopt.models.base import Base
 from treeopt.models.compatibility import check_draft
+from treeopt.models.draft_module import StateModule, draft_reads
 from treeopt.models.logits import rows_at_once
 from treeopt.verify.buffers import Buffers
 from treeopt.verify.probe import check_trees, levels_of
@@ -34,41 +35,51 @@ PIECE = 512  # tokens of a text that are run at once
 FIRST: Ints = np.zeros((1, 1), np.int64)  # the index of a single parent
 
 
-class ModelProposer(KernelSource):
-    """A draft model, on any device, as a drafter.
+class DraftSource(KernelSource):
+    """A draft model or module, on any device, as the source of logits.
 
-    E213 where it has another tokenizer, E223 where the record needs none or is of another vocabulary, E502 where it
-    cannot attend to a tree.
+    E213 where it does not fit the base, E223 where the record needs none or is of another vocabulary.
     """
 
-    window = _WHOLE_TEXT
     beam = 0  # children of a node, and parents of a level, as in EAGLE-2; 0: as many as may be in the tree
 
     def __init__(self, base: Base, draft: Base, drafter: Drafter) -> None:
         check_draft(base, draft)
         check_drafter(drafter, base, None, draft)
-        check_trees(draft)
         super().__init__(drafter, base.vocab_size, DRAFT_MODEL_SOURCE, f"the model {draft.name}")
         self.known = min(self.known, draft.vocab_size)
-        self.base, self.draft = base, draft
+        self.base, self.draft, self.reads = base, draft, draft_reads(draft.model)
+        found = draft.model.token_map if isinstance(draft.model, StateModule) else None
+        self._tokens = None if found is None else found.numpy(force=True).astype(np.int32)
+
+    def pack(self, logits: Tensor) -> Observed:
+        """`top_logprobs` of logits on the host, with tokens of the base: [..., V_draft] -> int32 [..., 2 K + 1]."""
+        others = self.drafter.ngram_table is not None  # else all candidates are among the likeliest
+        packed = top_logprobs(logits[..., : self.vocab_size], self.known, others=others).numpy(force=True)
+        if self._tokens is not None:
+            packed[..., : self.known] = self._tokens[packed[..., : self.known]]
+        return packed
+
+
+class ModelProposer(DraftSource):
+    """A draft model as a drafter. E502 where it cannot attend to a tree."""
+
+    window = _WHOLE_TEXT
+
+    def __init__(self, base: Base, draft: Base, drafter: Drafter) -> None:
+        super().__init__(base, draft, drafter)
+        check_trees(draft)
         self.rows_at_once = rows_at_once(draft.vocab_size, MAX_PARENTS)
         self._along: tuple[list[list[int]], Observed] | None = None
 
-    def start(
-        self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
-    ) -> ModelSession:
+    def start(self, texts: TokenLists, depth: int, ends: TokenLists | None = None) -> ModelSession:
         return ModelSession(self, texts, depth) if ends is None else TracedModel(self, texts, depth, ends)
-
-    def pack(self, logits: Tensor) -> Observed:
-        """`top_logprobs` of the draft model's logits on the host: [..., V] -> int32 [..., 2 K + 1]."""
-        others = self.drafter.ngram_table is not None  # else all candidates are among the likeliest
-        return top_logprobs(logits[..., : self.vocab_size], self.known, others=others).numpy(force=True)
 
     def ids(self, tokens: Ints) -> Tensor:
         """Tokens of the base on the draft model's device; those that it does not have are its last one."""
         return torch.from_numpy(tokens.clip(0, self.draft.vocab_size - 1)).to(self.draft.device)
 
-    def along(self, texts: Sequence[Sequence[int]]) -> Observed:
+    def along(self, texts: TokenLists) -> Observed:
         """`pack` after every token of the texts: int32 [T, n, 2 K + 1]; those of the last texts are stored."""
         known = [list(text) for text in texts]
         if self._along is None or self._along[0] != known:
@@ -76,7 +87,7 @@ class ModelProposer(KernelSource):
         return self._along[1]
 
     @torch.inference_mode()
-    def _pass(self, texts: Sequence[Sequence[int]]) -> Observed:
+    def _pass(self, texts: TokenLists) -> Observed:
         """One pass over the texts, a few tokens at a time."""
         session, longest = levels_of(self.draft, len(texts)), max(map(len, texts))
         padded = _padded(texts)
@@ -100,7 +111,7 @@ def _padded(rows: Sequence[Sequence[int] | Ints]) -> Ints:
 class LevelRows(KernelRows):
     """A session whose logits below the root are known a level at a time, when the tokens of the level above are."""
 
-    source: Any  # a `KernelSource` with `pack` and `beam`
+    source: DraftSource
     _root: Observed  # int32 [B, 1, 2 K + 1], the packed logits after the roots, set by `begin`
 
     @abstractmethod
@@ -178,19 +189,13 @@ class ModelSession(LevelRows):
     source: ModelProposer
     first = 0  # the token of a text that the model's first row is
 
-    def __init__(
-        self,
-        proposer: ModelProposer,
-        texts: Sequence[Sequence[int]],
-        depth: int,
-        ends: Sequence[Sequence[int]] | None = None,
-    ) -> None:
+    def __init__(self, proposer: ModelProposer, texts: TokenLists, depth: int, ends: TokenLists | None = None) -> None:
         super().__init__(proposer, texts, depth, ends)
         self._model = levels_of(proposer.draft, len(texts))
         if ends is None:
             self.prefill([text[:-1] for text in texts])
 
-    def prefill(self, texts: Sequence[Sequence[int]]) -> None:
+    def prefill(self, texts: TokenLists) -> None:
         """Run the texts, a piece at a time: a mask of a whole text by itself takes much memory."""
         for first in range(0, max(map(len, texts)), PIECE):
             self._append([text[first : first + PIECE] for text in texts], logits_to_keep=1)
@@ -260,9 +265,7 @@ class ModelSession(LevelRows):
 class TracedModel(ModelSession):
     """Positions of finished texts as rows, whose logits along the text come from one pass over each text."""
 
-    def __init__(
-        self, proposer: ModelProposer, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]]
-    ) -> None:
+    def __init__(self, proposer: ModelProposer, texts: TokenLists, depth: int, ends: TokenLists) -> None:
         super().__init__(proposer, texts, depth, ends)
         self._given = texts
         # Beyond the end of a text the last logits are repeated; no token follows there.

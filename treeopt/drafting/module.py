@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from treeopt.drafter import Drafter
-from treeopt.drafting.interface import AcceptedPart, Expansion, Ints, Observed
+from treeopt.drafting.interface import AcceptedPart, Expansion, Ints, TokenLists
 from treeopt.drafting.model import FIRST, PIECE, ModelProposer, ModelSession
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
@@ -35,20 +35,9 @@ class ModuleProposer(ModelProposer):
             what = f"the layers of {draft.name} cannot attend to a tree"
             raise TreeoptError(Code.NO_TREES, what, why="a draft module runs a level of a tree in one forward")
         self.module = draft.model
-        self.reads = self.module.wiring.reads
-        found = self.module.token_map
-        self._tokens = None if found is None else found.numpy(force=True).astype(np.int32)
 
-    def start(
-        self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
-    ) -> ModuleSession:
+    def start(self, texts: TokenLists, depth: int, ends: TokenLists | None = None) -> ModuleSession:
         return ModuleSession(self, texts, depth, None) if ends is None else TracedModule(self, texts, depth, ends)
-
-    def pack(self, logits: Tensor) -> Observed:
-        packed = super().pack(logits)
-        if self._tokens is not None:
-            packed[..., : self.known] = self._tokens[packed[..., : self.known]]
-        return packed
 
     def ids(self, tokens: Ints) -> Tensor:
         return torch.from_numpy(tokens.clip(0)).to(self.draft.device)
@@ -62,18 +51,12 @@ class ModuleSession(ModelSession):
     traced = False
     _model: LevelSession
 
-    def __init__(
-        self,
-        proposer: ModuleProposer,
-        texts: Sequence[Sequence[int]],
-        depth: int,
-        ends: Sequence[Sequence[int]] | None = None,
-    ) -> None:
+    def __init__(self, proposer: ModuleProposer, texts: TokenLists, depth: int, ends: TokenLists | None = None) -> None:
         super().__init__(proposer, texts, depth, ends)
         self._given = texts
         self._states = torch.zeros(len(texts), 0, 0)  # [T, n, h], those that the rows of each text read
 
-    def prefill(self, texts: Sequence[Sequence[int]]) -> None:
+    def prefill(self, texts: TokenLists) -> None:
         """Nothing yet: the rows are run when the base's states are known."""
 
     @torch.inference_mode()
@@ -83,7 +66,7 @@ class ModuleSession(ModelSession):
         if not self.traced:
             self._run_texts([text[self.first : -1] for text in self._given])
 
-    def _run_texts(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+    def _run_texts(self, texts: TokenLists) -> list[Tensor]:
         """Run tokens of each text from its second on, a piece at a time; the states float [T, n, h] of each."""
         hidden = []
         for start in range(0, max(map(len, texts)), PIECE):

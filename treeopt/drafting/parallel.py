@@ -3,16 +3,15 @@
 The root's row gives the first level, and a row of a mask below it each further one. They do not know the drafts above.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from abc import abstractmethod
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from treeopt.drafter import Drafter
-from treeopt.drafting.interface import Expansion, Ints
+from treeopt.drafting.interface import Expansion, Ints, TokenLists
 from treeopt.drafting.kernel.session import KernelRows, KernelSession
 from treeopt.drafting.module import ModuleProposer, ModuleSession, TracedModule
 from treeopt.errors import Code, TreeoptError
@@ -26,9 +25,7 @@ class ParallelProposer(ModuleProposer):
         super().__init__(base, draft, drafter)
         check_levels(draft, drafter)
 
-    def start(
-        self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
-    ) -> ModuleSession:
+    def start(self, texts: TokenLists, depth: int, ends: TokenLists | None = None) -> ModuleSession:
         return ParallelSession(self, texts, depth, None) if ends is None else TracedParallel(self, texts, depth, ends)
 
 
@@ -40,22 +37,30 @@ def check_levels(draft: Base, drafter: Drafter) -> None:
         raise TreeoptError(Code.TREE_TOO_DEEP, what, fix=f"at most {most} (--levels)")
 
 
-class _Parallel(KernelSession, ModuleSession):
-    """What a session in progress and one of finished texts share; the kernel grows trees, as all logits are known."""
+class LevelsAtOnce(KernelSession):
+    """A session of which one forward gives the logits of all levels, when a step begins."""
 
-    source: ParallelProposer  # type: ignore[assignment]  # its logits are not of the roots' states alone
+    source: Any  # a `DraftSource`
+
+    @abstractmethod
+    def all_levels(self, roots: Tensor) -> Tensor:
+        """Logits float [B, levels, V_draft] below roots int64 [B]."""
 
     def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor | None:
-        """Nothing: the rows are run when a step begins."""
         return None
 
     def begin(self, roots: Tensor, states: Tensor) -> None:
-        packed = self.source.pack(self.block(roots)[:, : self.depth])
+        packed = self.source.pack(self.all_levels(roots)[:, : self.depth])
         self.set_step(packed.reshape(len(packed), -1))
 
+
+class ParallelSession(LevelsAtOnce, ModuleSession):
+    """Drafting of a batch; the kernel grows trees, as all logits are known when a step begins."""
+
+    source: ParallelProposer  # type: ignore[assignment]  # its logits are not of the roots' states alone
+
     @torch.inference_mode()
-    def block(self, roots: Tensor) -> Tensor:
-        """Logits of all levels, float [B, levels, V_draft]."""
+    def all_levels(self, roots: Tensor) -> Tensor:
         first = self.advance()[:, None]
         tokens, hidden = self.source.module.masks(len(first))
         if not tokens.shape[1]:
@@ -70,11 +75,7 @@ class _Parallel(KernelSession, ModuleSession):
         return KernelRows.expand(self, nodes, depth)
 
 
-class ParallelSession(_Parallel):
-    """Drafting of a batch."""
-
-
-class TracedParallel(_Parallel, TracedModule):
+class TracedParallel(ParallelSession, TracedModule):
     """Positions of finished texts as rows."""
 
     def advance(self) -> Tensor:

@@ -17,6 +17,7 @@ from treeopt.drafting.interface import (
     Proposer,
     ProposerSession,
     SizeLimits,
+    TokenLists,
     reads_of,
 )
 from treeopt.drafting.kernel.data import num_candidates
@@ -46,7 +47,7 @@ class TreeSource(Protocol):
     def tree(self) -> Tree | None:
         """The tree of all rows and steps; None where each step has its own."""
 
-    def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
+    def start(self, texts: TokenLists) -> ProposerSession:
         """A drafting session for a batch: for each row the end of its prompt and its first root."""
 
     def draft(self, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
@@ -69,7 +70,7 @@ class StaticTree:
         self.proposer, self.reads = proposer, reads_of(proposer)
         self.nodes, self.depth, self.window = self.tree.nodes, self.tree.depth, proposer.window
 
-    def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
+    def start(self, texts: TokenLists) -> ProposerSession:
         return self.proposer.start(texts, self.depth)
 
     def draft(self, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
@@ -88,7 +89,7 @@ class PerStepTrees:
         cost = tuple(cost for _, cost in policy.size_cost)
         self._limits = SizeLimits(policy.sizes, cost, self.depth, policy.path_tokens)
 
-    def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
+    def start(self, texts: TokenLists) -> ProposerSession:
         return self.proposer.start(texts, self.depth)
 
     def draft(self, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
@@ -111,7 +112,7 @@ class ScheduledTrees:
         self.depth = max(one.depth for one in self.sources)
         self._none = compile_ranks(Tree(()), device)
 
-    def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
+    def start(self, texts: TokenLists) -> ProposerSession:
         return LateSession(functools.partial(self.proposer.start, depth=self.depth), texts)
 
     def draft(self, session: ProposerSession, roots: Tensor, states: Tensor, context: int) -> Drafts:
@@ -129,7 +130,7 @@ class LateSession(ProposerSession):
     While it is idle nothing of the next states is read ahead: the next step probably does not draft either.
     """
 
-    def __init__(self, start: Callable[[Sequence[Sequence[int]]], ProposerSession], texts: Sequence[Sequence[int]]):
+    def __init__(self, start: Callable[[TokenLists], ProposerSession], texts: TokenLists):
         self._start, self._texts = start, [list(text) for text in texts]
         self._inner: ProposerSession | None = None
         self._idle = True

@@ -6,13 +6,11 @@ overwritten with the K likeliest tokens of the logits after that node. Nothing i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from treeopt.defaults import LEVELS
-from treeopt.drafting.interface import AcceptedPart, Drafts, ProposerSession, static_only
+from treeopt.drafting.interface import AcceptedPart, Drafts, ProposerSession, TokenLists, static_only
 from treeopt.models.base import Base
 from treeopt.models.logits import top_ids
 from treeopt.tree import ROOT
@@ -40,9 +38,7 @@ class TokenRecycling:
         self.depth = depth
         self.matrix = torch.arange(self.num_candidates, device=base.device).repeat(base.vocab_size, 1)
 
-    def start(
-        self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
-    ) -> TokenRecyclingSession:
+    def start(self, texts: TokenLists, depth: int, ends: TokenLists | None = None) -> TokenRecyclingSession:
         if ends is not None:
             raise static_only(NAME, "traced")
         return TokenRecyclingSession(self)
