@@ -35,6 +35,7 @@ from timing import add_tiny, judged, machine
 
 from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
+from treeopt.defaults import LEARN_TOKENS
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.evaluate.baselines import LOOKUP_TOKENS, Call, with_generate
@@ -250,7 +251,7 @@ def main() -> None:
     parser.add_argument("what", choices=("table", "terms", "speed", "cost"))
     parser.add_argument("--model", choices=("tinystories", "pocket"), default="tinystories")
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
-    parser.add_argument("--tokens", type=int, default=Learning().tokens, help="sampled tokens to learn from")
+    parser.add_argument("--tokens", type=int, default=LEARN_TOKENS, help="sampled tokens to learn from")
     parser.add_argument("--decode", action="store_true", help="table: decode too")
     parser.add_argument("--texts", type=int, default=24, help="speed: texts of a round")
     parser.add_argument("--repeats", type=int, default=5, help="speed: rounds")

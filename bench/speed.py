@@ -21,6 +21,7 @@ from forward import step_and_forward
 from timing import add_tiny, judged, machine
 
 from treeopt.decode.decoder import TreeDecoder
+from treeopt.defaults import LEARN_TOKENS
 from treeopt.drafting.learn import Learning
 from treeopt.evaluate.profile import generic_growth
 from treeopt.texts.encode import encode_prompts
@@ -73,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("tinystories", "pocket", "heads"))
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
-    parser.add_argument("--tokens", type=int, default=Learning().tokens, help="sampled tokens to learn from")
+    parser.add_argument("--tokens", type=int, default=LEARN_TOKENS, help="sampled tokens to learn from")
     parser.add_argument("--texts", type=int, default=8, help="texts of a round")
     parser.add_argument("--repeats", type=int, default=4, help="rounds")
     add_tiny(parser)

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Learn a drafter, print what it is expected to give, and chat with and without it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="pocket", help="folder or hub name of a causal language model")
-    parser.add_argument("--learn-tokens", type=int, default=1000, help="the default of `treeopt learn` is 400000")
+    parser.add_argument("--learn-tokens", type=int, default=1000, help="treeopt learn: until more does not pay")
     parser.add_argument("--max-new-tokens", type=int, default=40)
     given = parser.parse_args(arguments)
 

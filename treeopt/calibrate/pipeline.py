@@ -258,7 +258,11 @@ def _learned(job: Job, texts: Sequence[Text], learning: Learning) -> Learned:
     learned = learn(
         job.base, job.heads, texts, learning, options=job.options, draft=job.draft, run=job.run, progress=job.progress
     )
-    learned = dataclasses.replace(learned, drafter=dataclasses.replace(learned.drafter, source=source_of(job)))
+    source = source_of(job)
+    if learned.stages:
+        stages = [[stage.tokens, round(stage.tokens_per_step, 4)] for stage in learned.stages]
+        source["learning"] |= {"tokens": learned.stages[-1].tokens, "stages": stages}
+    learned = dataclasses.replace(learned, drafter=dataclasses.replace(learned.drafter, source=source))
     if job.run.team is not None:
         job.run.agree("drafter", " ".join(one.id for one in (learned.drafter, *learned.folds)))
     return learned

@@ -9,7 +9,7 @@ import click
 from treeopt.cli.checks import check_belongs, check_suffix, given
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
-from treeopt.cli.numbers import COUNT, NOT_NEGATIVE, numbers_option
+from treeopt.cli.numbers import AUTO, COUNT, NOT_NEGATIVE, NumberOrAuto, numbers_option
 from treeopt.cli.options import (
     calibrations_option,
     check_outputs,
@@ -44,19 +44,7 @@ if TYPE_CHECKING:
     from treeopt.policy import TreePolicy
 
 
-AUTO = "auto"  # as the number of nodes, and as the drafter
 _STATIC = ("values", "weights", "max_rank", "max_depth")
-
-
-class _Nodes(click.ParamType[int | str]):
-    """A number of nodes, or `auto`."""
-
-    name = "N|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == AUTO:
-            return AUTO
-        return COUNT.convert(value, param, ctx)
 
 
 _NODES_HELP = f"Budget, root counted, at most {MAX_NODES:,} ({STEP_SIZES[-1]} for dynamic); auto: the fastest size."
@@ -66,7 +54,7 @@ _ESTIMATE_HELP = "Of the estimate of node values; without --{}, the Medusa tree 
 @command("build")
 @calibrations_option("Traces, from `treeopt calibrate`; several of one drafter are joined as by `treeopt merge`.")
 @click.option("--drafter", type=click.Choice([AUTO]), help="auto: the fastest drafter, kind and size of all.")
-@click.option("--nodes", type=_Nodes(), default=64, help=_NODES_HELP)
+@click.option("--nodes", type=NumberOrAuto(COUNT), default=64, help=_NODES_HELP)
 @click.option(
     "--path-tokens",
     type=click.IntRange(min=2),

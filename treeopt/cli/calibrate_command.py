@@ -20,6 +20,7 @@ from treeopt.cli.drafters import (
     draft_option,
     learning_options,
     load_draft_model,
+    sampled_tokens,
     uses_heads,
     warn_no_trees,
 )
@@ -166,7 +167,7 @@ def _drafting(name: str, options: dict[str, Any]) -> tuple[treeopt.Learning | No
     resumed = exists and unedited_schema(Path(file)) == SCHEMA  # `_save` refuses the drafter of another run
     check_outputs({**options, "force": options["force"] or resumed}, file)
     check_inputs()
-    made = {"tokens": options["learn_tokens"], "seed": options["seed"], "levels": options["levels"]}
+    made = {"tokens": sampled_tokens(options), "seed": options["seed"], "levels": options["levels"]}
     return treeopt.Learning(**made, ngram=name in WITH_TABLE), file
 
 

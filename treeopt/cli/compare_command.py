@@ -10,8 +10,8 @@ import click
 
 from treeopt.cli.checks import check_inputs, check_suffix, origin_of
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafters import draft_option, load_draft_model, model_alone
-from treeopt.cli.numbers import COUNT, NOT_NEGATIVE, SEED
+from treeopt.cli.drafters import draft_option, load_draft_model, model_alone, sampled_tokens
+from treeopt.cli.numbers import COUNT, NOT_NEGATIVE, SEED, NumberOrAuto
 from treeopt.cli.options import (
     check_outputs,
     chosen_prompts,
@@ -58,7 +58,12 @@ _METHODS_HELP = (
 @click.option(
     "--learn-limit", type=COUNT, default=16, help="Most prompts to learn from, spread evenly over the others."
 )
-@click.option("--learn-tokens", type=NOT_NEGATIVE, default=10_000, help="Tokens to sample for each n-gram table.")
+@click.option(
+    "--learn-tokens",
+    type=NumberOrAuto(NOT_NEGATIVE),
+    default=10_000,
+    help="Tokens to sample for each n-gram table; auto: until more text does not pay.",
+)
 @click.option("--seed", type=SEED, default=0, help="Seed of sampling.")
 @click.option("--batch-size", type=COUNT, default=16, help="Prompts decoded together while learning.")
 @compile_option
@@ -152,7 +157,7 @@ def _settings(options: Mapping[str, Any]) -> CompareOptions:
 
     learning = ("prompts_learn", "learn_limit", "learn_tokens", "seed", "batch_size")
     names = ("nodes", "texts", "max_new_tokens", "repeats", "chat_template", *learning)
-    chosen = {name: options[name] for name in names}
+    chosen = {**{name: options[name] for name in names}, "learn_tokens": sampled_tokens(options)}
     if options["methods"] is not None:
         chosen["methods"] = tuple(name.strip() for name in options["methods"].split(","))
         unknown = [name for name in chosen["methods"] if name not in METHODS]

@@ -12,7 +12,7 @@ import click
 import treeopt
 from treeopt.cli.checks import check_belongs
 from treeopt.cli.console import Console
-from treeopt.cli.numbers import NOT_NEGATIVE
+from treeopt.cli.numbers import AUTO, NOT_NEGATIVE, NumberOrAuto
 from treeopt.cli.options import Option, group, load_models
 from treeopt.defaults import (
     BLOCK,
@@ -20,7 +20,6 @@ from treeopt.defaults import (
     EAGLE,
     HEADS,
     HEADS_NGRAM,
-    LEARN_TOKENS,
     LEVELS,
     MAX_DEPTH,
     MODEL,
@@ -56,12 +55,17 @@ def drafter_file_option(text: str) -> Option:
     return click.option("--drafter", callback=_check_file, help=text)
 
 
-_SAMPLED = "Tokens to sample and learn from, besides the greedy answers."
+_SAMPLED = "Tokens to sample and learn from, besides the greedy answers; auto: until more text does not pay."
 _DEEPEST = "Levels of a learned drafter; at least the number of heads, at most those of a block."
 learning_options = group(  # of a drafter that is learned
-    click.option("--learn-tokens", type=NOT_NEGATIVE, default=LEARN_TOKENS, help=_SAMPLED),
+    click.option("--learn-tokens", type=NumberOrAuto(NOT_NEGATIVE), default=AUTO, help=_SAMPLED),
     click.option("--levels", type=click.IntRange(1, MAX_DEPTH), default=LEVELS, help=_DEEPEST),
 )
+
+
+def sampled_tokens(options: Mapping[str, Any]) -> int | None:
+    """The value of --learn-tokens as `Learning` takes it."""
+    return None if options["learn_tokens"] == AUTO else options["learn_tokens"]
 
 
 def chosen_drafter(options: Mapping[str, Any], default: str = HEADS) -> str:

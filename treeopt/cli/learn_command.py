@@ -10,7 +10,15 @@ import treeopt
 from treeopt.cli.checks import check_inputs
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafters import LEARNED, WITH_TABLE, chosen_drafter, draft_option, learning_options, load_draft_model
+from treeopt.cli.drafters import (
+    LEARNED,
+    WITH_TABLE,
+    chosen_drafter,
+    draft_option,
+    learning_options,
+    load_draft_model,
+    sampled_tokens,
+)
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import (
     check_outputs,
@@ -92,7 +100,7 @@ def run(console: Console, **options: Any) -> None:
     say_prompts(console, prompts)
     check_trees(base)
     fields = {name: options[name] for name in ("temperature", "seed", "levels")}
-    learning = treeopt.Learning(options["learn_tokens"], ngram=drafter in WITH_TABLE, **fields)
+    learning = treeopt.Learning(sampled_tokens(options), ngram=drafter in WITH_TABLE, **fields)
     console.note(learning.announcement(prompts, options["max_new_tokens"]))
     with ending_work(console, work):
         with console.progress("learn") as progress:

@@ -10,8 +10,25 @@ from treeopt.sampling import LARGEST_SEED, LEAST_TEMPERATURE
 
 _MOST_DIGITS = 15  # more than any number of nodes, tokens or texts has
 _SHOWN_CHARACTERS = 60
+AUTO = "auto"  # as a number of nodes or tokens, and as the drafter
 COUNT, NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
 SEED = click.IntRange(0, LARGEST_SEED)
+
+
+class NumberOrAuto(click.ParamType[int | str]):
+    """A whole number in a range, or `auto`."""
+
+    name = "N|auto"
+
+    def __init__(self, within: click.IntRange) -> None:
+        self.within = within
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value == AUTO:
+            return AUTO
+        if not str(value).lstrip("-").isdigit():
+            self.fail(f"{value!r} is not a whole number or {AUTO}.", param, ctx)
+        return self.within.convert(value, param, ctx)
 
 
 class FiniteRange(click.FloatRange):

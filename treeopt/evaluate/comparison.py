@@ -45,7 +45,7 @@ class CompareOptions:
         repeats: runs of each text by each method.
         learn_limit: number of prompts that are learned from, spread evenly over those that are not judged; all where
             fewer.
-        learn_tokens: tokens sampled to learn each n-gram table from.
+        learn_tokens: tokens sampled to learn each n-gram table from; None: as for `Learning`.
         seed: of the sampling.
         batch_size: prompts that are answered together while learning; texts are judged one at a time.
         chat_template: apply the tokenizer's chat template to requests, where it has one.
@@ -64,7 +64,7 @@ class CompareOptions:
     max_new_tokens: int = 64
     repeats: int = 3
     learn_limit: int = 16  # with learn_tokens, for five minutes for all methods of the built-in model
-    learn_tokens: int = 10_000
+    learn_tokens: int | None = 10_000
     seed: int = 0
     batch_size: int = 16
     chat_template: bool = True

@@ -465,6 +465,6 @@ class Stopwatch:
         self._last = now(base)
 
     def lap(self, name: str) -> None:
-        """End a part: its seconds are those since the last one ended."""
+        """End a part: its seconds are those since the last one ended, and more of an earlier part of that name."""
         end = now(self._base)
-        self.seconds[name], self._last = end - self._last, end
+        self.seconds[name], self._last = self.seconds.get(name, 0.0) + end - self._last, end

@@ -24,6 +24,7 @@ def draw(
     tokens: int,
     options: AnswerOptions,
     *,
+    first: int = 0,
     run: BatchRun[Chunk] = ALONE,
     progress: Progress = silent,
 ) -> Iterator[Drawn]:
@@ -31,8 +32,8 @@ def draw(
 
     A round takes all prompts where all are needed, or the result exceeds `tokens` by at most a twentieth; another takes
     as many as are needed, spread over prompts of all lengths, and the text that reaches `tokens` is cut there. The
-    number of a batch seeds it, so those of a round can be made in any order and place. There are fewer tokens only
-    where as many answers as there are prompts contain no new text.
+    number of a batch seeds it, so those of a round can be made in any order and place; the `first` has that number.
+    There are fewer tokens only where as many answers as there are prompts contain no new text.
     """
     if not tokens:
         return
@@ -42,7 +43,7 @@ def draw(
     prompts *= -(-most // len(prompts))  # with few prompts, each several times in one batch
     prompts.sort(key=lambda text: (len(text.prompt), text.prompt_id))
     known: set[int] = set()  # hashes of the answers, which take less memory than the answers
-    made = repeated = number = 0
+    made, repeated, number = 0, 0, first
     progress(made, tokens, _NOTE)
     while made < tokens and repeated < len(prompts):  # stops when short answers only repeat
         chosen, limit = _round(prompts, made, tokens, counted, written)
