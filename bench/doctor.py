@@ -1,6 +1,6 @@
 """Whether `treeopt doctor` names planted faults, and is silent about sound drafters.
 
-    python bench/doctor.py [--only NAME] [--checkpoints FOLDER]
+    python bench/doctor.py [--only NAME] [--checkpoints FOLDER] [--shared SHARED]
 
 Faults are planted in trained drafters: each variant that a kind admits, read as if it were the file. A planted fault
 counts where it lowers the hits of level 1 or 2 by more than two standard errors. From 20 texts, of two sets of prompts
@@ -33,6 +33,7 @@ from treeopt.texts.prompts import load_prompts
 from treeopt.verify.probe import same_route
 
 GOAL, COUNTS, TEXTS, TOKENS, SETS = 0.95, 2.0, 20, 64, 2
+SEEN = 600  # prompts of AlpacaEval that the drafters of SmolLM2 were trained on
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 # Names of variants, and those that undo them where these are others.
 UNDONE = {
@@ -140,11 +141,11 @@ def trained_before_norm(base: Base, draft: Base) -> Base:
     return made
 
 
-def text_sets(base: Base, prompts: str, *, tiny: bool = False) -> list[list[Text]]:
-    """Answers to sets of prompts that do not overlap."""
+def text_sets(base: Base, prompts: str, first: int = 0, *, tiny: bool = False) -> list[list[Text]]:
+    """Answers to sets of prompts that do not overlap, from prompt number `first` on."""
     found, count, tokens = [], 2 if tiny else TEXTS, 8 if tiny else TOKENS
     for number in range(1 if tiny else SETS):
-        some = load_prompts(prompts, skip=number * count, limit=count)
+        some = load_prompts(prompts, skip=first + number * count, limit=count)
         encoded = encode_prompts(base, some, tokens)
         found.append(answer_all(base, encoded.texts, AnswerOptions(tokens, batch_size=count))[0])
     return found
@@ -227,19 +228,31 @@ def drafters() -> Iterator[tuple[str, Base, Draft, str]]:
     yield "mtp", hybrid, load_draft("mtp", hybrid), "pocket"
 
 
+def drafters_of_others(shared: Path) -> Iterator[tuple[str, Base, Draft, str]]:
+    """The same of models that are not in the repository; SmolLM2 is that of `python bench/smollm2.py build/smollm2`."""
+    stories = load_base(str(shared / "models" / "tinystories-260k"), dtype="float32", device="cpu")
+    draft = load_draft(str(DATA / "tinystories-eagle3"), stories)
+    yield "tinystories", stories, draft, str(shared / "data" / "story_openings.json")
+    smollm2 = load_base("build/smollm2", dtype="bfloat16", device="cpu")
+    for name in ("eagle3", "dflash"):
+        draft = load_draft(str(DATA / f"smollm2-{name}"), smollm2)
+        yield f"smollm2-{name}", smollm2, draft, str(shared / "data" / "alpaca_eval.json")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoints", type=Path, help="folder of states of the trainings of pocket's blocks")
     parser.add_argument("--only", help="the name of one drafter")
+    parser.add_argument("--shared", type=Path, help="of drafters of tinystories and SmolLM2 instead")
     add_tiny(parser)
     given = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{machine(1)}; {TEXTS} texts of {TOKENS} tokens, {SETS} times")
     totals, kinds, sound, false = [0, 0, 0], dict[str, int](), 0, 0
-    for name, base, draft, prompts in drafters():
+    for name, base, draft, prompts in drafters() if given.shared is None else drafters_of_others(given.shared):
         if given.only not in (None, name):
             continue
-        sets = text_sets(base, prompts, tiny=given.tiny)
+        sets = text_sets(base, prompts, SEEN if name.startswith("smollm2") else 0, tiny=given.tiny)
         found = matrix(base, draft, name, sets)
         kinds[name] = found[0]
         totals = [one + more for one, more in zip(totals, found, strict=True)]

@@ -18,7 +18,7 @@ from tiny_modules import BLOCKS, tiny_module
 
 from treeopt.drafting.trace import positions_of
 from treeopt.evaluate import wiring as checked
-from treeopt.evaluate.diagnosis import diagnose, findings_in_files
+from treeopt.evaluate.diagnosis import diagnose, findings_in_files, findings_of_heads
 from treeopt.evaluate.wiring import (
     ERRORS,
     LEAST,
@@ -30,10 +30,12 @@ from treeopt.evaluate.wiring import (
     kept_states,
     wired,
 )
+from treeopt.files.bundled import pocket as pocket_folder
 from treeopt.files.bundled import pocket_eagle3
 from treeopt.models.base import Base
 from treeopt.models.draft_module import DraftModule
 from treeopt.models.given import load_pair
+from treeopt.models.head_files import load_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.variants import BEFORE_NORM, as_heads, variants_of
 from treeopt.texts.answers import AnswerOptions, answer_all
@@ -267,6 +269,40 @@ def test_quantised_base(pocket: tuple[Base, MedusaHeads, list[Text]], monkeypatc
     base, heads, _ = pocket
     monkeypatch.setattr(base.model.config, "quantization_config", {"bits": 4}, raising=False)
     assert findings_in_files(base, heads)[0].startswith("the base is quantised")
+
+
+class RoundedHeads(MedusaHeads):
+    """Heads that are right on states of bfloat16 alone."""
+
+    def features(self, hidden: torch.Tensor, first: int | None = None) -> torch.Tensor:
+        rounded = torch.equal(hidden, hidden.bfloat16().to(hidden.dtype))
+        return super().features(hidden if rounded else hidden.flip(-1), first)
+
+
+def test_another_precision(pocket: tuple[Base, MedusaHeads, list[Text]]) -> None:
+    base, heads, texts = pocket
+    found = diagnosed((base, as_heads(heads, RoundedHeads), texts), CODE)
+    assert "the drafter fits bfloat16 better" in found.causes
+    assert found.others[-1].difference > 0.1
+
+
+def test_adapter_that_is_not_used(pocket: tuple[Base, MedusaHeads, list[Text]]) -> None:
+    """What the loader warned of is a cause."""
+    note = "heads were trained with an adapter of its base, which is not used (--adapter)"
+    base = dataclasses.replace(pocket[0], notes=(f"warning: {note}", "a remark"))
+    assert findings_in_files(base, pocket[1]) == [note]
+
+
+def test_another_number_of_heads(tmp_path: Path) -> None:
+    """That of the config, by which some engines load them."""
+    folder = tmp_path / "heads"
+    shutil.copytree(pocket_folder() / "heads", folder)
+    assert findings_of_heads(load_heads(folder)) == []
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"medusa_num_heads": 3}))
+    assert findings_of_heads(load_heads(folder)) == [
+        "config.json says 3 heads, the file has 5: an engine may run the former"
+    ]
 
 
 def test_tokens_outside_the_draft_vocabulary(pocket: tuple[Base, MedusaHeads, list[Text]]) -> None:

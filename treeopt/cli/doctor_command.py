@@ -76,7 +76,7 @@ def _check_drafter(context: click.Context, console: Console, options: dict[str, 
         raise click.UsageError("--draft and --heads: one drafter is checked at a time")
     source = chosen_prompts(options)
     check_inputs()
-    from treeopt.evaluate.diagnosis import diagnose
+    from treeopt.evaluate.diagnosis import diagnose, findings_of_heads
     from treeopt.texts.answers import AnswerOptions
     from treeopt.texts.prompts import load_prompts
 
@@ -91,6 +91,7 @@ def _check_drafter(context: click.Context, console: Console, options: dict[str, 
     answers = AnswerOptions(options["max_new_tokens"], chat_template=options["chat_template"])
     with console.progress("doctor") as progress:
         found = diagnose(base, drafter, prompts, answers, texts=options["texts"], given=given, progress=progress)
+    found = dataclasses.replace(found, causes=(*found.causes, *findings_of_heads(loaded)))
     most = max(len(hits) for _, hits, _, _ in found.rows)
     levels = [f"level {level}" for level in range(1, most + 1)]
     cells = ([*map(_percent, hits), *[""] * (most - len(hits))] for _, hits, _, _ in found.rows)

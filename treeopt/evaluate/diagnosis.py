@@ -24,6 +24,8 @@ from treeopt.evaluate.wiring import (
 from treeopt.models.base import Base
 from treeopt.models.draft_files import beside
 from treeopt.models.draft_module import StateModule
+from treeopt.models.head_files import CONFIG_FILE, LoadedHeads
+from treeopt.models.tensors import read_config
 from treeopt.models.variants import Draft
 from treeopt.progress import Progress, silent
 from treeopt.texts.answers import AnswerOptions, answer_all
@@ -200,9 +202,18 @@ def _quantised(base: Base) -> bool:
     return getattr(base.model.config, "quantization_config", None) is not None
 
 
+def findings_of_heads(loaded: LoadedHeads | None) -> list[str]:
+    """Whether a checkpoint's config says another number of heads than its file has."""
+    said = None if loaded is None else read_config(loaded.file.parent / CONFIG_FILE).get("medusa_num_heads")
+    if loaded is None or type(said) is not int or said == loaded.heads.num_heads:
+        return []
+    return [f"config.json says {said} heads, the file has {loaded.heads.num_heads}: an engine may run the former"]
+
+
 def findings_in_files(base: Base, draft: Draft) -> list[str]:
-    """What the files of base and drafter say: copies that differ, and a quantised base."""
-    found = [note.removeprefix("warning: ") for note in draft.notes] if isinstance(draft, Base) else []
+    """What the files of base and drafter say: an adapter that is not used, copies that differ, and a quantised base."""
+    notes = (*base.notes, *(draft.notes if isinstance(draft, Base) else ()))
+    found = [note.removeprefix("warning: ") for note in notes if "adapter" in note or note not in base.notes]
     model = draft.model if isinstance(draft, Base) else None
     if isinstance(model, StateModule) and model.wiring.own_embeddings:
         own, of_base = model.get_input_embeddings().weight, base.model.get_input_embeddings().weight
