@@ -3,8 +3,6 @@
 A calibration gives tokens per step, this record seconds per step; `treeopt.optimize.budget` divides the two.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ At each step the drafter estimates the probability that a path of drafts is acce
 verified, or the best tree of at most N path tokens. So a policy has no paths, only this number and the drafter.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Drafts cost more in a larger batch, as the device has less spare capacity, so th
 texts in progress, which falls as texts end, and on the tokens in the cache.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """The arrays of traces: one row for each decode position of the texts, one column for each head or level."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar

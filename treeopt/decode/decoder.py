@@ -9,8 +9,6 @@ A custom decoding loop uses two methods:
         rows.keep([...])                     # drop the rows whose text has ended
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from numbers import Integral

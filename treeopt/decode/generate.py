@@ -6,8 +6,6 @@ transformers 5.23 does not pass the streamer and the tokenizer to such a functio
 text_streamer=s`), and stop strings as `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import os

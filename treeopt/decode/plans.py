@@ -1,7 +1,5 @@
 """The trees and drafters of a decoder, given as records, as names of files, or as lists of paths; imports no torch."""
 
-from __future__ import annotations
-
 import os
 
 from treeopt.drafter import Drafter

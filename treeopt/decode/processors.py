@@ -1,7 +1,5 @@
 """The acceptance rule inside stock `generate`: its logits processors are applied to the path of every node."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 A rule gets the base's logits after every node of every row, and returns the accepted node and the token after it.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from abc import ABC, abstractmethod

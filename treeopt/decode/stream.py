@@ -1,7 +1,5 @@
 """A text while it is decoded: the text of each step, the sources of its drafts, and one step as a record."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ DDTree's trees are the N - 1 likeliest nodes by the product of a block drafter's
 of the drafts above a node.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -9,8 +9,6 @@ Where the paths of a tree are verified as a batch, sizes are path tokens, and a 
 that accept one draft each: what is replayed and committed differs from step to step.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ the row of the level after the norm and u its logits:
     Domino            u + E silu(F [x; s]),  s = GRU(embedding of p, s)                         arXiv:2605.29707
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 

@@ -7,8 +7,6 @@
 with HS as of `draft_layouts`. Settings of z-lab and SpecForge may be in a part of the config, dflash_config.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any

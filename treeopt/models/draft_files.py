@@ -1,7 +1,5 @@
 """Loading of what `--draft` names: a draft model, an EAGLE head, a block drafter, or the base's own MTP layers."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import warnings

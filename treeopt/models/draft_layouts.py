@@ -8,8 +8,6 @@ docs/develop/formats.md lists the layouts with their sources. They differ in whi
     without either       HS[2], HS[L // 2], HS[L - 3]
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ A file does not say how its drafter was wired when it was trained, and a drafter
 same, only worse. docs/doctor.md lists the faults, with their sources.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator

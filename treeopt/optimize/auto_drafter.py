@@ -4,8 +4,6 @@ Drafters differ in tokens per step and in the seconds that drafting takes. A cal
 profile of the same drafter and kind the second: its steps contain drafting. So the comparison is of whole steps.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

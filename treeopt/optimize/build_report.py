@@ -1,7 +1,5 @@
 """What a build says: of a tree, of a policy of per-step trees, and of the choice among drafters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ An engine that takes no fixed tree drafts by a few numbers: the length of a chai
 chain is also what the formulas of arXiv:2211.17192 predict.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence

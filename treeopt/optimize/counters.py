@@ -1,7 +1,5 @@
 """Chains shorter than the one that an engine ran, from its counts of accepted drafts alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Tokens per step, and with a latency profile overhead and speedup, for every size of tree."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 

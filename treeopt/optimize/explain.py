@@ -1,7 +1,5 @@
 """Why a path is in a tree, or not: its value, its place in best-first growth, and the value of the last place."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

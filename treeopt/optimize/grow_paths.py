@@ -11,8 +11,6 @@ Candidates are the first nodes of best-first growth. With all nodes the tree is 
 M * D * (the least value of a candidate) below the optimum.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -10,8 +10,6 @@ sqrt(n/(n-1)) * t(n-1) / z, the quantiles of Student's t and of the normal distr
 texts. `bench/intervals.py` prints how often the intervals then hold.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence

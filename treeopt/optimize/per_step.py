@@ -4,8 +4,6 @@ The nodes of a step are sorted by their estimated probability, and the tree of N
 trace of the true path's positions in that order gives the accepted drafts for every N.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`build_tree`: the best tree of a calibration, with its source and expected tokens per step."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

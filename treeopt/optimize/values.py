@@ -4,8 +4,6 @@ An estimator has a shape (H, K), the deepest level and the ranks of each level. 
 [n, K], of all children of n nodes of one depth, from their ranks, int32 [n, depth], in lexicographic order, and values.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -9,8 +9,6 @@ simplest within the paired interval lost 7.0 % (8 texts), 2.0 % (20) and 0.1 % (
 0.5 % lost 0.7 %, 0.6 % and 0.1 %.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What is said of a verdict, and of a schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

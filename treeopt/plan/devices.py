@@ -4,8 +4,6 @@ All FLOP/s are dense (without 2:4 sparsity) and of matrix units, with float32 ac
 float32 is that of the vector units. Where only a sparse figure is published, its half is the dense one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 

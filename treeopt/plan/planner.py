@@ -1,7 +1,5 @@
 """The plan: overhead and speedup by nodes, batch and context, and the size with the greatest speedup."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

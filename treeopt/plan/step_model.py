@@ -7,8 +7,6 @@ P is the device's peak FLOP/s, B its bandwidth. The efficiency c, m, launch, ste
 formulas (arXiv:2401.10774, appendix G); `treeopt.plan.fit` finds it from measured steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -8,8 +8,6 @@ With one text, entries are written and moved by slices. In a batch each row cont
 row is the token at position i, and entries after a row's text are hidden by the mask until they are overwritten.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 They attend to their text and, in the cache after it, to their ancestors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

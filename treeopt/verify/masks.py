@@ -6,8 +6,6 @@ it is a view of a right-aligned buffer [longest prefix | tree | hidden], one for
 which a static tree is written once. The masks of a batch are made at each step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Some models accept a tree mask and give other results (positions from the cache 
 some lose their state in chunks of several tokens, and their config does not show it. Nothing goes by names.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ As `LevelSession`. A state cannot go back: the last two of each text are kept, a
 made again. Texts run one after the other, so that no state sees a pad.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

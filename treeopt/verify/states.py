@@ -5,8 +5,6 @@ MiniMax's cache fails in `reorder_cache`, RWKV's state is a list. Here a cache i
 lists and dictionaries of tensors, whose first dimension is the batch, and of numbers. The probe checks that this is so.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import weakref
