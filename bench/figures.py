@@ -100,10 +100,17 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "modules-tinystories": ("python bench/modules.py --model tinystories",),
     "modules-hybrid": ("python bench/modules.py --model hybrid",),
     "modules-dflash": ("python bench/modules.py --model pocket --draft tests/data/pocket-dflash",),
+    "verdict-dflash": (
+        "python bench/verdict.py --model pocket --dtype float32 --draft tests/data/pocket-dflash --batch 1 4",
+        "python bench/verdict.py --model smollm2 --dtype bfloat16 --draft tests/data/smollm2-dflash --batch 1",
+    ),
     "modules-dspark": ("python bench/modules.py --model pocket --draft tests/data/pocket-dspark",),
     "doctor": (f"python bench/doctor.py --checkpoints {WORK}/checkpoints",),
     "doctor-eagle3": ("treeopt doctor --draft pocket-eagle3 --no-texts",),
     "modules-smollm2": ("python bench/modules.py --model smollm2 --tokens 10000",),
+    "modules-smollm2-dflash": (
+        "python bench/modules.py --model smollm2 --draft tests/data/smollm2-dflash --tokens 10000 --alone",
+    ),
     "path-trees": (
         f"treeopt calibrate --limit 160 --force -o {WORK}/paths-pocket.safetensors",
         f"treeopt calibrate {STORIES} --max-new-tokens 160 --batch-size 64 --force -o {WORK}/paths-stories.safetensors",

@@ -1,6 +1,6 @@
 """An EAGLE-3 head against Medusa heads of the same base, and treeopt's trees against EAGLE-2's from the same drafts.
 
-    python bench/modules.py --model pocket|tinystories|smollm2|hybrid [--draft FOLDER] [--heads FOLDER] [--tokens N]
+    python bench/modules.py --model pocket|tinystories|smollm2|hybrid [--draft FOLDER] [--heads FOLDER] [--alone]
 
 Drafters are learned and trees built on the first half of the prompts, and evaluated on the second by replay, which
 equals decoding step by step: tokens per step at 8, 16, 32 and 64 nodes. EAGLE-2's trees have the depth and top-k of a
@@ -70,6 +70,19 @@ def eagle2(pair: Pair, draft: Base, half: Half, sizes: Sequence[int], *, tiny: b
     return [(tokens_per_step(evaluated[one], nodes), f"depth {one[0]}, top-k {one[1]}") for one, nodes in pairs]
 
 
+def halves_of(pair: Pair, draft: Base, tokens: int, *, others: bool) -> dict[str, Half]:
+    """The results of each drafter by name: of the draft module, and the `others`."""
+    alone, learning, kind = Learning(ngram=False, top=TOP_K), Learning(tokens=tokens), kind_of(draft.model)
+    halves: dict[str, Half] = {}
+    if pair.loaded is not None and others:
+        halves |= {"heads": measured(pair, alone), "heads+ngram": measured(pair, learning)}
+    if others:
+        halves["ngram"] = measured(pair, learning, heads=False)
+    halves[kind] = measured(pair, alone, draft=draft)
+    halves[f"{kind}+ngram"] = measured(pair, learning, draft=draft)
+    return halves
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=DRAFTS, default="pocket")
@@ -77,6 +90,7 @@ def main() -> None:
     parser.add_argument("--heads", help="Medusa heads of the model")
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
     parser.add_argument("--tokens", type=int, default=100_000, help="sampled tokens to learn from")
+    parser.add_argument("--alone", action="store_true", help="leave out drafters without the draft module")
     add_tiny(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -86,12 +100,8 @@ def main() -> None:
         pair = dataclasses.replace(pair, loaded=load_pair(options.heads, pair.base.name, dtype=pair.base.dtype_name)[1])
     draft = load_draft(options.draft or DRAFTS[options.model], pair.base)
     print(f"{machine(1)}; {options.model}, {draft.name}: {draft.model.num_parameters():,} parameters")
-    alone, learning, kind = Learning(ngram=False, top=TOP_K), Learning(tokens=tokens), kind_of(draft.model)
-    halves: dict[str, Half] = {}
-    if pair.loaded is not None:
-        halves |= {"heads": measured(pair, alone), "heads+ngram": measured(pair, learning)}
-    halves |= {"ngram": measured(pair, learning, heads=False), kind: measured(pair, alone, draft=draft)}
-    halves[f"{kind}+ngram"] = measured(pair, learning, draft=draft)
+    kind = kind_of(draft.model)
+    halves = halves_of(pair, draft, tokens, others=not options.alone)
     print(f"evaluated on {halves[kind].evaluated.sequences} texts, {halves[kind].evaluated.positions:,} tokens")
     assert len({half.evaluated.sequences for half in halves.values()}) == 1
     print(f"{'nodes':24}", *(f"{nodes:>8}" for nodes in sizes))

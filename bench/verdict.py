@@ -1,14 +1,15 @@
 """The verdict against every setting, measured: tokens per second of whole texts in batches of 1, 4 and 16, in one run.
 
-    python bench/verdict.py [--model smollm2|pocket|tinystories] [--dtype float32 bfloat16] [--shared ../shared]
+    python bench/verdict.py [--model smollm2|pocket|tinystories] [--dtype float32 bfloat16] [--draft FOLDER] [--batch N]
 
-A drafter is learned, with heads where the model has them. In each dtype the steps of chains, static and per-step trees
-are timed (`treeopt profile`), and the verdict is made from these and the traces. Then other texts are decoded in
-batches by none, chains of 1 to 8 drafts, static and per-step trees of each size and the chosen plan, as in
-bench/recommended.py: the chosen plan is to be within 2 % of the best, or 1 within the 90 % interval of paired repeats.
-With --full a batch is timed until its first text ends, so that its size is always that of the verdict. At last one
-batch of texts with budgets of different lengths is decoded by the schedule and by each fixed length. Times are CPU
-seconds of the one thread. The model of smollm2 is that of `python bench/smollm2.py build/smollm2`.
+A drafter is learned, with heads where the model has them, or with --draft of a draft module alone. In each dtype the
+steps of chains, static and per-step trees are timed (`treeopt profile`), and the verdict is made from these and the
+traces. Then other texts are decoded in batches by none, chains of 1 to 8 drafts, static and per-step trees of each size
+and the chosen plan, as in bench/recommended.py: the chosen plan is to be within 2 % of the best, or 1 within the 90 %
+interval of paired repeats. With --full a batch is timed until its first text ends, so that its size is always that of
+the verdict. At last one batch of texts with budgets of different lengths is decoded by the schedule and by each fixed
+length. Times are CPU seconds of the one thread. The model of smollm2 is that of `python bench/smollm2.py
+build/smollm2`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from treeopt.drafting.learn import Learning
 from treeopt.evaluate.profile import measure_profile
 from treeopt.models.base import Base
 from treeopt.models.compatibility import heads_like
+from treeopt.models.draft_files import load_draft
 from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.verdict import Setting, Verdict, Verdicts, verdicts_of
 from treeopt.optimize.verdict_report import named
@@ -80,6 +82,10 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, nargs="+", default=MODELS)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], help="learned in the first")
     parser.add_argument("--folder", default="build/smollm2", help="of smollm2")
+    parser.add_argument("--draft", help="EAGLE head or block drafter of the model, in place of heads and n-gram table")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", default=COMPARED, choices=COMPARED, help="of " + ", ".join(map(str, COMPARED))
+    )
     parser.add_argument("--full", action="store_true", help="time batches while all of their texts are in progress")
     add_tiny(parser)
     options = parser.parse_args()
@@ -90,12 +96,13 @@ def measure(name: str, options: argparse.Namespace) -> None:
     """Learn a drafter of a model, and compare its verdicts in each dtype."""
     effort = TINY if options.tiny else CHAT if name == "smollm2" else Effort()
     base, loaded, prompts = prepared(name, options)
+    draft = load_draft(options.draft, base) if options.draft else None
+    loaded = None if draft else loaded
     known = dataclasses.replace(prompts, prompts=prompts.prompts[: effort.known])
     texts = [encode(one, base.tokenizer, chat_template=True)[0] for one in prompts.prompts[-effort.texts :]]
-    learning = Learning(effort.learned)
-    run = run_calibration(
-        base, loaded, known, learning=learning, steps=True, max_new_tokens=effort.new_tokens, batch_size=32
-    )
+    learning = Learning(tokens=effort.learned, ngram=draft is None)
+    answers: dict[str, Any] = {"max_new_tokens": effort.new_tokens, "batch_size": 32}
+    run = run_calibration(base, loaded, known, learning=learning, steps=True, draft=draft, **answers)
     assert run.learned is not None
     drafter = run.learned.drafter
     context = sorted(map(len, texts))[len(texts) // 2] + effort.new_tokens // 2
@@ -108,14 +115,17 @@ def measure(name: str, options: argparse.Namespace) -> None:
             "batches": effort.batches,
             "contexts": [context],
             "repeats": effort.rounds,
+            "draft": draft,
         }
         profiles = [measure_profile(here, heads, drafter=drafter, kind=kind, **shared) for kind in PROFILE_KINDS]
         found = verdicts_of(run.calibration, profiles)
-        bench = Bench(here, heads, drafter, texts, effort, options.full)
+        bench = Bench(here, heads, draft, drafter, texts, effort, options.full)
         for place in found.verdicts:
-            if place.batch in COMPARED:
+            if place.batch in options.batch:
                 print(f"\n{name}, {drafter.name}, {dtype}, batch {place.batch}: the verdict is {named(place.best)}")
                 bench.compare(place)
+        if set(options.batch) < set(COMPARED):
+            continue
         print(f"\n{name}, {drafter.name}, {dtype}: {COMPARED[-1]} texts of different lengths in one batch")
         bench.follow(found)
 
@@ -126,13 +136,14 @@ class Bench:
 
     base: Base
     heads: MedusaHeads | None
+    draft: Base | None
     drafter: Drafter
     texts: Sequence[list[int]]
     effort: Effort
     full: bool
 
     def decoder(self, plan: Planned) -> TreeDecoder:
-        return TreeDecoder(self.base, self.heads, plan, drafter=self.drafter)
+        return TreeDecoder(self.base, self.heads, plan, drafter=self.drafter, draft=self.draft)
 
     def compare(self, place: Verdict) -> None:
         """Decode all texts in batches by every setting in turn."""

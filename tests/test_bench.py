@@ -64,7 +64,6 @@ CALLS = {
     "make_pocket": [],
     "make_module": [],
     "make_pocket_draft": [],
-    "module_losses": [],
     "modules": ["--model pocket --shared {shared}", "--model tinystories --shared {shared}"],
     "make_tinystories": [],
     "medusa2": ["--model pocket", "--shared {shared}"],
@@ -78,11 +77,15 @@ CALLS = {
     "schemas": ["-o {file}"],
     "speed": ["tinystories --shared {shared}", "heads"],
     "step": ["pocket"],
-    "verdict": ["--shared {shared} --model pocket smollm2"],
+    "verdict": [
+        "--shared {shared} --model pocket smollm2",
+        "--model pocket --dtype float32 --draft tests/data/pocket-dflash --batch 1",
+    ],
     "walks": [""],
     "typical": ["--model pocket", "--model tinystories --kind dynamic --shared {shared}"],
 }
 PARTS = {
+    "module_losses",
     "corpus",
     "timing",
     "drafting_halves",
