@@ -83,7 +83,7 @@ def test_lists_and_flags(tasks: list[Calibration]) -> None:
         ("nodes: [5]\n", ["run.yaml:1:8  nodes: takes one value"]),
         ("nodes: true\n", ["run.yaml:1:8  nodes: true is not a value of this option"]),
         ("nodes: null\n", ["run.yaml:1:8  nodes: has no value"]),
-        ("nodes: few\n", ["run.yaml:1:8  nodes: 'few' is not a valid integer range"]),
+        ("nodes: few\n", ["run.yaml:1:8  nodes: 'few' is not a whole number or auto"]),
         ("force: 1\n", ["run.yaml:1:8  force: 1 is not true or false"]),
         ("kind: tall\nnodes: 0\n", ["run.yaml:1:7  kind: 'tall' is not one of", "run.yaml:2:8  nodes: 0 is not in"]),
         ("json: true\n", ["run.yaml:1:7  json: no command has this option"]),
