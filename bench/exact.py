@@ -55,7 +55,7 @@ def main() -> None:
         decoded = [decoder.generate(text.prompt, options.max_new_tokens) for text in texts]
         lossless = sum(one.tokens == text.answer for one, text in zip(decoded, texts, strict=True))
         predicted = replayed(tree, trace(base, loaded.heads, texts))
-        steps = predicted.steps_by_sequence().tolist()
+        steps = predicted.sums.steps.tolist()
         exact = sum(len(one.step_lengths) == step for one, step in zip(decoded, steps, strict=True))
         measured = sum(len(one.tokens) for one in decoded) / sum(len(one.step_lengths) for one in decoded)
         print(

@@ -29,7 +29,7 @@ from timing import add_tiny, judged, machine
 from treeopt.calibration import Calibration
 from treeopt.defaults import BLOCK
 from treeopt.drafting.learn import Learning
-from treeopt.evaluate.eagle2 import DEPTHS, TOP_KS, ddtree_drafter, eagle2_traces, per_step_traces, tokens_per_step
+from treeopt.evaluate.eagle2 import DEPTHS, TOP_KS, ddtree_drafter, eagle2_drafter, per_step_traces, tokens_per_step
 from treeopt.models.base import Base
 from treeopt.models.draft_files import load_draft
 from treeopt.models.draft_module import kind_of
@@ -63,9 +63,9 @@ def eagle2(pair: Pair, draft: Base, half: Half, sizes: Sequence[int], *, tiny: b
     known, kept = answers(pair, pair.first_half)[:CHOSEN_BY], set(half.evaluated.prompt_ids)
     texts = [text for text in answers(pair, pair.second_half) if text.prompt_id in kept]
     grid = [(depth, top_k) for depth in DEPTHS for top_k in TOP_KS][: 2 if tiny else None]
-    traced = {one: eagle2_traces(pair.base, draft, known, *one) for one in grid}
+    traced = {one: per_step_traces(pair.base, eagle2_drafter(pair.base, draft, *one), known) for one in grid}
     best = [max(grid, key=lambda one: tokens_per_step(traced[one], nodes)) for nodes in sizes]
-    evaluated = {one: eagle2_traces(pair.base, draft, texts, *one) for one in set(best)}
+    evaluated = {one: per_step_traces(pair.base, eagle2_drafter(pair.base, draft, *one), texts) for one in set(best)}
     pairs = zip(best, sizes, strict=True)
     return [(tokens_per_step(evaluated[one], nodes), f"depth {one[0]}, top-k {one[1]}") for one, nodes in pairs]
 

@@ -110,7 +110,7 @@ def epsilon_table(inputs: dict[int, Inputs], greedy: Sequence[Text], epsilon: fl
                 f"by ranks {replayed(tree, ranks).tokens_per_step:.4f}"
             )
             if other == nodes:
-                same = sum(one == two for one, two in zip(predicted.steps_by_sequence(), of.steps, strict=True))
+                same = sum(one == two for one, two in zip(predicted.sums.steps, of.steps, strict=True))
                 line += f"  exact on {same}/{len(of.steps)} texts  log-likelihood {text_quality.log_likelihood:.4f}"
                 line += f"  distinct-2 {text_quality.distinct[1]:.4f}  agreement {text_quality.agreement:.1%}"
             else:

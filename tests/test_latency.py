@@ -112,14 +112,14 @@ def test_unmeasured_curve_names_what_there_is(batch: int, context: int | None) -
     ("provenance", "kind", "drafter"),
     [
         ({}, None, None),
-        ({"model_id": "m"}, "static", ""),
-        ({"model_id": "m", "drafter": "d1"}, "dynamic", "d1"),
+        ({"model_id": "m"}, None, ""),
+        ({"model_id": "m", "drafter": "d1"}, None, "d1"),
         ({"model_id": "m", "kind": "dynamic"}, "dynamic", ""),
         ({"model_id": "m", "kind": "static", "drafter": "d1"}, "static", "d1"),
     ],
 )
 def test_kind_and_drafter(provenance: dict[str, str], kind: str | None, drafter: str | None) -> None:
-    """A profile states its steps; an older one is of per-step trees if it has a drafter; points alone state nothing."""
+    """A profile states the kind of its steps, and their drafter; points alone state nothing."""
     profile = LatencyProfile((point(1, 1.0),), provenance)
     assert (profile.kind, profile.drafter) == (kind, drafter)
 

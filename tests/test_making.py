@@ -20,7 +20,7 @@ from recipes import SIZES, SOURCE, corpus, documents, script
 from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM
 
 from treeopt.cli.app import program
-from treeopt.files.bundled import data_root, pocket, pocket_draft
+from treeopt.files.bundled import data_root, pocket
 from treeopt.files.strict_yaml import check, load
 from treeopt.models.base import Base, load_base
 from treeopt.models.given import load_pair
@@ -243,13 +243,13 @@ def test_prompts_come_from_modules_that_were_never_trained_on() -> None:
 
 def test_draft_model_often_has_the_best_token_of_pocket() -> None:
     """On answers to prompts that neither was trained on, it agrees about as often as its card says."""
-    figures = json.loads((pocket_draft() / "losses.json").read_text())
+    figures = json.loads((pocket().with_name("pocket-draft") / "losses.json").read_text())
     target, draft = (load_base(name, dtype="float32", device="cpu") for name in ("pocket", "pocket-draft"))
     prompts = encode_prompts(target, load_prompts("pocket", limit=48), 128).texts
     texts = continue_texts(target, prompts, 128)
     ids, begins = [torch.tensor(text.prompt + text.answer) for text in texts], [len(text.prompt) for text in texts]
     assert drafting.judge(target, draft.model, ids, begins)["top1"] == pytest.approx(figures["answers_top1"], abs=0.04)
-    card = (pocket_draft() / "README.md").read_text()
+    card = (pocket().with_name("pocket-draft") / "README.md").read_text()
     for name in ("seen", "unseen", "answers"):
         assert f"{figures[f'{name}_kl']:.3f}" in card, name
         assert f"{figures[f'{name}_top1']:.1%}" in card, name

@@ -17,7 +17,7 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.block import BlockProposer
 from treeopt.drafting.interface import Observed
 from treeopt.drafting.module import ModuleProposer
-from treeopt.files.bundled import data_root, pocket_eagle3
+from treeopt.files.bundled import data_root, pocket
 from treeopt.files.strict_yaml import check, load
 from treeopt.models.base import load_base
 from treeopt.models.draft_files import load_draft
@@ -217,7 +217,7 @@ def test_losses_of_blocks_are_those_of_drafting(kind: str, monkeypatch: pytest.M
 
 def test_built_in_head_is_that_of_its_recipe() -> None:
     """At most 2.2 MB; its states, sizes and losses are those of recipe, config and card."""
-    folder = pocket_eagle3()
+    folder = pocket().with_name("pocket-eagle3")
     assert sum(path.stat().st_size for path in folder.iterdir()) < 2_200_000
     recipe = check(load(RECIPES / "pocket-eagle3.yaml"), modules.ModuleRecipe, modules.SCHEMA)
     head = load_draft("pocket-eagle3", load_base("pocket", dtype="float32", device="cpu"))

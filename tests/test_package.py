@@ -109,10 +109,10 @@ def test_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
     # The clean environment borrows the dependencies, but not the editable install, of this one.
     borrowed = [path for path in sys.path if path.endswith("site-packages")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), *borrowed])}
-    code = "import json, treeopt; from treeopt.files.bundled import pocket, pocket_draft, zoo, prompt_sets; "
+    code = "import json, treeopt; from treeopt.files.bundled import pocket, zoo, prompt_sets; "
     code += "nodes = treeopt.load_tree('mc_sim_7b_63').nodes; "
     code += "model = sorted(str(p.relative_to(pocket())) for p in pocket().rglob('*.safetensors')); "
-    code += "draft = sorted(p.name for p in pocket_draft().iterdir()); "
+    code += "draft = sorted(p.name for p in pocket().with_name('pocket-draft').iterdir()); "
     code += "print(json.dumps([treeopt.__file__, len(zoo()), list(prompt_sets()), nodes, model, draft]))"
     done = subprocess.run([python, "-c", code], cwd=empty, env=environment, capture_output=True, text=True, check=True)
     file, trees, sets, nodes, model, draft = json.loads(done.stdout)

@@ -76,18 +76,14 @@ class Calibration:
             part = self.ranks[rows]
             if np.any((part >= self.top_k) & (part < MISS)):
                 return f"a rank is {self.top_k} or more, but top_k is {self.top_k}"
+            positions = np.arange(*rows.indices(len(self.ranks)))
+            left = self.offsets[np.searchsorted(self.offsets, positions, side="right")] - positions  # itself included
             # Replay stops at the end of each text because exactly the tokens past the end are NONE.
-            beyond = np.arange(1, self.num_heads + 1)[None, :] >= self._rows_left(rows)[:, None]
+            beyond = np.arange(1, self.num_heads + 1)[None, :] >= left[:, None]
             if not np.array_equal(part == NONE, beyond):
                 return "NONE is not exactly at the positions past the end of a text"
         fault = "" if self.steps is None else self.steps.fault(self.ranks)
         return fault or ("" if self.target is None else self.target.fault(self.ranks, self.steps))
-
-    def _rows_left(self, rows: slice) -> NDArray[np.int64]:
-        """int64 [n]: rows from each of these positions to the end of its sequence, itself included."""
-        positions = np.arange(*rows.indices(len(self.ranks)))
-        left: NDArray[np.int64] = self.offsets[np.searchsorted(self.offsets, positions, side="right")] - positions
-        return left
 
     @property
     def num_heads(self) -> int:
@@ -198,11 +194,11 @@ class Calibration:
             for first in (self,) if filled is self else (self, filled):
                 first.check_comparable(record)
             for s, prompt in enumerate(record.prompt_ids):
-                if prompt in parts and not _same_trace(*parts[prompt], record, s):
-                    raise TreeoptError(
-                        Code.CALIBRATION_MISMATCH, f"prompt {prompt} has a different trace in each calibration"
-                    )
-                parts.setdefault(prompt, (record, s))
+                known, at = parts.setdefault(prompt, (record, s))
+                same_tokens = known.token_hashes[at] == record.token_hashes[s]
+                if not (same_tokens and np.array_equal(known.sequence(at), record.sequence(s))):
+                    what = f"prompt {prompt} has a different trace in each calibration"
+                    raise TreeoptError(Code.CALIBRATION_MISMATCH, what)
         provenance = functools.reduce(merged_provenance, (record.provenance for record in (self, *others)))
         return self._joined([parts[prompt] for prompt in sorted(parts)], provenance)
 
@@ -239,11 +235,6 @@ def _frozen(array: NDArray[T]) -> NDArray[T]:
     """The array, made read-only because the record caches it."""
     array.setflags(write=False)
     return array
-
-
-def _same_trace(record: Calibration, s: int, other: Calibration, t: int) -> bool:
-    same_tokens = record.token_hashes[s] == other.token_hashes[t]
-    return same_tokens and np.array_equal(record.sequence(s), other.sequence(t))
 
 
 _VERSIONS = "made-by"  # the entry of a configuration that may differ among parts of one run

@@ -246,20 +246,14 @@ def disk_full(error: BaseException | None) -> bool:
     return False
 
 
-def os_error(error: Exception) -> OSError | None:
-    """An OSError, also where a library in Rust, such as safetensors, gives its number in a message of its kind."""
-    if isinstance(error, OSError):
-        return error
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    return None if number is None else OSError(int(number[1]), os.strerror(int(number[1])))
-
-
 def system_error(error: Exception) -> TreeoptError | None:
     """An error of the system as ours, if it is one: E403 where memory, disk or quota is used up, else E404."""
     if out_of_memory(error):
         what = "out of memory" if isinstance(error, MemoryError) and not str(error) else first_line(error)
         return TreeoptError(Code.OUT_OF_MEMORY, what, fix="use smaller values, or a machine with more memory")
-    found = os_error(error)
+    found = error if isinstance(error, OSError) else None
+    if number := re.search(r"\(os error (\d+)\)", str(error)):  # of a library in Rust, such as safetensors
+        found = found or OSError(int(number[1]), os.strerror(int(number[1])))
     if found is None or found.errno is None:
         return None
     at = "" if found.filename is None else str(found.filename)

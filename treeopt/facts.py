@@ -1,6 +1,6 @@
 """Reports as data: facts and tables with labels, values and keys, printed as text or as one JSON object."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,11 @@ class Fact:
     def text(self) -> str:
         """The line without its label."""
         return f"{shown(self.value, self.form)} {self.note}".strip()
+
+
+def for_programs(data: Mapping[str, Any]) -> Iterator[Fact]:
+    """Facts of the JSON object alone, by their keys."""
+    return (Fact(None, value, key=key) for key, value in data.items())
 
 
 @dataclass(frozen=True)

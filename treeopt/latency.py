@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.defaults import KINDS, PATH_TOKENS
+from treeopt.defaults import PATH_TOKENS
 from treeopt.errors import Code, TreeoptError, counted
 
 _FIX = "measure it: treeopt profile --sizes ... --context ... --batch-size ..."
@@ -95,14 +95,8 @@ class LatencyProfile:
 
     @property
     def kind(self) -> str | None:
-        """The kind of the trees whose steps were timed, one of `KINDS`; None without provenance.
-
-        Older files do not state it: with a drafter they are of per-step trees, without one of static trees.
-        """
-        if not self.provenance:
-            return None
-        found: str = self.provenance.get("kind") or KINDS[bool(self.provenance.get("drafter"))]
-        return found
+        """The kind of the trees whose steps were timed, one of `PROFILE_KINDS`; None where it is not stated."""
+        return self.provenance.get("kind")
 
     @property
     def path_tokens(self) -> bool:

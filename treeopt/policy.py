@@ -60,11 +60,11 @@ class TreePolicy:
     path_tokens: bool = False
 
     def __post_init__(self) -> None:
-        sizes = [size for size, _ in self.size_cost]
-        fault = ""
+        sizes, given, fault = [size for size, _ in self.size_cost], (self.nodes, self.depth), ""
+        whole = all(isinstance(one, Integral) and not isinstance(one, bool) for one in given)
         if not self.drafter:
             fault = "no drafter, whose estimates choose the nodes"
-        elif not (_is_whole(self.nodes, self.depth) and 2 <= self.nodes <= STEP_SIZES[-1] and self.depth >= 1):
+        elif not (whole and 2 <= self.nodes <= STEP_SIZES[-1] and self.depth >= 1):
             fault = f"{self.nodes!r} {self.unit}, {self.depth!r} deep: integers, from 2 to {STEP_SIZES[-1]} and from 1"
         elif sizes and (sizes != sorted(set(sizes)) or sizes[-1] != self.nodes or not set(sizes) <= set(STEP_SIZES)):
             fault = f"size_cost of {sizes} nodes; ascending, some of {list(STEP_SIZES)}, the last {self.nodes}"
@@ -95,10 +95,6 @@ class TreePolicy:
     def sizes(self) -> tuple[int, ...]:
         """The sizes that a step may have."""
         return tuple(size for size, _ in self.size_cost) or (self.nodes,)
-
-
-def _is_whole(*numbers: object) -> bool:
-    return all(isinstance(number, Integral) and not isinstance(number, bool) for number in numbers)
 
 
 Plan = Tree | TreePolicy  # one tree for all steps, or one for each step

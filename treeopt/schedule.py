@@ -4,12 +4,11 @@ Drafts cost more in a larger batch, as the device has less spare capacity, so th
 texts in progress, which falls as texts end, and on the tokens in the cache.
 """
 
-import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from treeopt.defaults import ONE_NODE
@@ -77,7 +76,9 @@ class Schedule:
             raise TreeoptError(Code.DRAFTER_MISMATCH, what, why="one drafter follows the texts", fix="plans of one")
         # Where no plan has drafts, the schedule is none, of the drafter that its first plan names.
         own = drafters.pop() if drafters else self.cells[0].plan.drafter
-        object.__setattr__(self, "cells", tuple(_of_drafter(one, own) for one in self.cells))
+        plans = (one.plan if one.plan.drafter == own else replace(one.plan, drafter=own) for one in self.cells)
+        cells = (replace(one, plan=plan) for one, plan in zip(self.cells, plans, strict=True))
+        object.__setattr__(self, "cells", tuple(cells))
 
     @classmethod
     def from_cells(cls, cells: Iterable[ScheduledPlan], source: Mapping[str, Any] | None = None) -> Self:
@@ -133,12 +134,6 @@ Planned = Plan | Schedule  # what a decoder's steps are planned by
 def _place(sizes: list[int], size: int) -> int:
     """The place of the smallest of ascending sizes that is as large; of the last where there is none."""
     return next((i for i, one in enumerate(sizes) if one >= size), len(sizes) - 1)
-
-
-def _of_drafter(cell: ScheduledPlan, drafter: str) -> ScheduledPlan:
-    if cell.plan.drafter == drafter:
-        return cell
-    return dataclasses.replace(cell, plan=dataclasses.replace(cell.plan, drafter=drafter))
 
 
 def _check_cell(cell: ScheduledPlan) -> None:

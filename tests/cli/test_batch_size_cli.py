@@ -44,8 +44,8 @@ def test_a_run_that_halves_says_so_once_and_is_made_again_by_its_configuration(m
     ("options", "message"),
     [
         (("--batch-size", "auto", "--shard", "0/2"), "--shard needs a --batch-size that is a number"),
-        (("--batch-size", "many"), "nor auto"),
-        (("--batch-size", "0"), "nor auto"),
+        (("--batch-size", "many"), "or auto"),
+        (("--batch-size", "0"), "x>=1"),
     ],
 )
 def test_other_sizes_and_shards_are_refused(options: tuple[str, ...], message: str) -> None:

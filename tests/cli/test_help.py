@@ -48,8 +48,8 @@ def test_heavy_import_is_noticed() -> None:
 
 
 def test_every_command_has_two_examples() -> None:
-    """There are examples for each command, and for no other."""
-    names = {name for name, _ in all_commands()}
+    """There are examples for each command, and for no other; `heads` is a group of two commands."""
+    names = {name for name, _ in all_commands()} - {"heads"}
     assert set(EXAMPLES) == names
     assert [name for name, examples in EXAMPLES.items() if len(examples) < 2] == []
     assert [line for name, examples in EXAMPLES.items() for _, line in examples if f"treeopt {name}" not in line] == []
@@ -107,7 +107,7 @@ def test_help_has_its_sections() -> None:
     """The options of all commands are apart from those of the command, and examples are last and unbroken."""
     for name, command in all_commands():
         shown = CliRunner().invoke(program, [*name.split(), "--help"]).output
-        assert shown.rstrip().endswith(EXAMPLES[name][-1][1]), name
+        assert name not in EXAMPLES or shown.rstrip().endswith(EXAMPLES[name][-1][1]), name
         if not isinstance(command, click.Group):
             _, common = shown.split("\nCommon options:\n")
             assert "--json" in common

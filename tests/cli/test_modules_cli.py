@@ -9,7 +9,7 @@ from looped import looped
 from program import error_of, treeopt, treeopt_json
 from tiny_modules import write_block
 
-from treeopt.files.bundled import pocket_eagle3
+from treeopt.files.bundled import pocket
 from treeopt.files.drafters import load_drafter
 from treeopt.models.base import load_base
 
@@ -141,4 +141,4 @@ def test_wrong_options(arguments: tuple[str, ...], said: str) -> None:
 )
 def test_refusals(arguments: tuple[str, ...], number: str) -> None:
     """An MTP layer that is not there, a folder that is not, and an EAGLE head where heads or a model are wanted."""
-    error_of(number, *(str(pocket_eagle3()) if word == "HEAD" else word for word in arguments))
+    error_of(number, *(str(pocket().with_name("pocket-eagle3")) if word == "HEAD" else word for word in arguments))

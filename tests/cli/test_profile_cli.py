@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from looped import looped
-from program import error_number, treeopt
 from safetensors.torch import save_file
 from tiny import random_heads, tiny_base
 
@@ -84,23 +82,6 @@ def test_table_and_defaults(heads_folder: Path) -> None:
     assert f"context  60 tokens {most}; shorter texts have faster steps: --context\n" in result.stderr
     assert "wrote profile.yaml" in result.stderr
     assert "profile 3/3 100%" in result.stderr
-
-
-def test_several_dtypes_have_a_file_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The first is OUTPUT; the fastest of each size is named."""
-    monkeypatch.chdir(tmp_path)
-    given = ("profile", "--model", "pocket", "--sizes", "2", "--context", "16", "--repeats", "1", "-o", "d.yaml")
-    text = treeopt(*given, "--dtype", "bfloat16,float32").stdout
-    files = {file: load_profile(file) for file in ("d.yaml", "d.float32.yaml")}
-    assert [one.provenance["dtype"] for one in files.values()] == ["bfloat16", "float32"]
-    commands = [one.provenance["configuration"]["profile"]["dtype"] for one in files.values()]
-    assert commands == ["bfloat16", "float32"]  # each file is made again by its own
-    seconds = [[point.seconds for point in one.points] for one in files.values()]
-    fastest = ["bfloat16" if half <= single else "float32" for half, single in zip(*seconds, strict=True)]
-    rows = re.findall(r"^(\d)\t1\t16\t[\d.]+\t[\d.]+\t(\w+)$", text, re.MULTILINE)
-    assert rows == [("1", fastest[0]), ("2", fastest[1])]
-    assert f"fastest without a drafter: {fastest[0]}\nfastest with one: {fastest[1]}\n" in text
-    assert error_number(treeopt(*given, "--dtype", "float16,float32", status=3)) == "E202"
 
 
 def test_existing_profile_is_kept_without_force(heads_folder: Path) -> None:

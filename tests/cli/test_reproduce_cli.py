@@ -148,16 +148,6 @@ def test_texts_and_heads_are_identical() -> None:
         assert reproduced(folder)["verdict"] in ("identical", "equal"), folder
 
 
-def test_names_of_before_are_printed_as_those_of_now() -> None:
-    """A stored option that was renamed is typed by its present name."""
-    treeopt("export", "mc_sim_7b_63", "--for", "medusa", "-o", "choices.json")
-    note = Path("choices.json.treeopt.yaml")
-    text = note.read_text()
-    assert 'for: "medusa"' in text
-    note.write_text(text.replace('for: "medusa"', 'to: "medusa"'))
-    assert "--for medusa" in reproduced("choices.json")["command"]
-
-
 @looped(("to", "made"), [("vllm", "out"), ("medusa", "out"), ("nxdi", "out/medusa_heads.pt")])
 def test_converted_heads_are_identical(to: str, made: str) -> None:
     """Heads for engines, by their config or, where they have none, by the note beside the file."""

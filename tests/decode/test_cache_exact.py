@@ -78,7 +78,7 @@ def check_exact(made: Made) -> float:
         decoded = [decoder.generate(prompt, NEW) for prompt in prompts]
         assert [one.tokens for one in decoded] == [text.answer for text in made.texts]
         predicted = predict(made.base, made.heads, plan, made.texts, made.drafter)
-        assert steps_of(decoded) == predicted.steps_by_sequence().tolist()
+        assert steps_of(decoded) == predicted.sums.steps.tolist()
         rates.append(predicted.tokens_per_step)
         batch = decoder.generate(prompts, NEW)
         assert [one.tokens for one in batch] == [text.answer for text in made.texts]
@@ -148,9 +148,7 @@ def test_trees_of_every_rank(source: str) -> None:
     decoder = made.decoder(plan)
     decoded = [decoder.generate(text.prompt, NEW) for text in made.texts]
     assert [one.tokens for one in decoded] == [text.answer for text in made.texts]
-    assert (
-        steps_of(decoded) == predict(made.base, made.heads, plan, made.texts, made.drafter).steps_by_sequence().tolist()
-    )
+    assert steps_of(decoded) == predict(made.base, made.heads, plan, made.texts, made.drafter).sums.steps.tolist()
 
 
 def sampler(source: str, kind: str, rule: Rule) -> TreeDecoder:

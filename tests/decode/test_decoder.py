@@ -224,7 +224,7 @@ def test_generate_predicted_steps(story: tuple[Base, MedusaHeads], story_texts: 
     decoded = [decoder.generate(text.prompt, 96) for text in story_texts]
     assert [one.tokens for one in decoded] == [text.answer for text in story_texts]
     predicted = predict(base, heads, STORY_TREES[name], story_texts)
-    assert [len(one.step_lengths) for one in decoded] == predicted.steps_by_sequence().tolist()
+    assert [len(one.step_lengths) for one in decoded] == predicted.sums.steps.tolist()
     assert sum(len(one.step_lengths) for one in decoded) == predicted.steps
     starts = np.flatnonzero(predicted.visited)
     assert [length for one in decoded for length in one.step_lengths] == (
@@ -245,7 +245,7 @@ def test_generate_predicted_steps_end_of_text(
     decoded = [decoder.generate(text.prompt, 96) for text in texts]
     assert [one.tokens for one in decoded] == [text.answer for text in texts]
     predicted = predict(base, heads, STORY_TREES[name], texts)
-    assert [len(one.step_lengths) for one in decoded] == predicted.steps_by_sequence().tolist()
+    assert [len(one.step_lengths) for one in decoded] == predicted.sums.steps.tolist()
 
 
 def test_own_generation_rules_are_set_aside() -> None:

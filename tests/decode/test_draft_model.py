@@ -77,7 +77,7 @@ def test_families(number: int) -> None:
         decoded = [decoder.generate(prompt, NEW) for prompt in prompts]
         assert [one.tokens for one in decoded] == [text.answer for text in texts]
         predicted = predict(base, None, plan, texts, drafter, draft)
-        assert steps_of(decoded) == predicted.steps_by_sequence().tolist()
+        assert steps_of(decoded) == predicted.sums.steps.tolist()
         batch = decoder.generate(prompts, NEW)
         assert [one.tokens for one in batch] == [text.answer for text in texts]
         if not isinstance(plan, TreePolicy) or not plan.size_cost:  # there one row decides the size for all
@@ -159,7 +159,7 @@ def test_calibrated_traced_and_replayed() -> None:
             decoder = TreeDecoder(base, None, plan, drafter=learned.drafter, draft=draft)
             decoded = [decoder.generate(text.prompt, NEW) for text in texts]
             predicted = predict(base, None, plan, texts, learned.drafter, draft)
-            assert steps_of(decoded) == predicted.steps_by_sequence().tolist()
+            assert steps_of(decoded) == predicted.sums.steps.tolist()
             assert predicted.tokens_per_step > 1.3
 
 

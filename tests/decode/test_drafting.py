@@ -75,7 +75,7 @@ def test_text_and_steps_of_drafters(made: Made, kind: str, correct: bool) -> Non
     decoded = [decoder.generate(text.prompt, NEW) for text in made.texts]
     assert [one.tokens for one in decoded] == [text.answer for text in made.texts]
     predicted = predict(made.base, made.heads, plan, made.texts, drafter)
-    assert [len(one.step_lengths) for one in decoded] == predicted.steps_by_sequence().tolist()
+    assert [len(one.step_lengths) for one in decoded] == predicted.sums.steps.tolist()
     assert predicted.tokens_per_step > 1.05
     assert max(max(one.step_lengths) for one in decoded) > 2
     batch = decoder.generate([text.prompt for text in made.texts], NEW)
@@ -93,7 +93,7 @@ def test_steps_of_policies(made: Made, nodes: int, depth: int) -> None:
     decoder = TreeDecoder(made.base, made.heads, policy, drafter=drafter)
     decoded = [decoder.generate(text.prompt, NEW) for text in made.texts[:3]]
     predicted = predict(made.base, made.heads, policy, made.texts[:3], drafter)
-    assert [len(one.step_lengths) for one in decoded] == predicted.steps_by_sequence().tolist()
+    assert [len(one.step_lengths) for one in decoded] == predicted.sums.steps.tolist()
     assert [one.tokens for one in decoded] == [text.answer for text in made.texts[:3]]
 
 
@@ -178,7 +178,7 @@ def test_tiny_vocabularies(kind: str, vocab: int, num_heads: int) -> None:
         decoded = [decoder.generate(text.prompt, 12) for text in texts]
         assert [one.tokens for one in decoded] == [text.answer for text in texts]
         predicted = predict(base, heads, plan, texts, drafter)
-        assert [len(one.step_lengths) for one in decoded] == predicted.steps_by_sequence().tolist()
+        assert [len(one.step_lengths) for one in decoded] == predicted.sums.steps.tolist()
 
 
 def widest(made: Made, correct: bool) -> Tree:

@@ -77,7 +77,7 @@ def check_plans(base: Base, draft: Base, seed: int, *, ngram: bool) -> None:
         decoder = TreeDecoder(base, None, plan, drafter=drafter, draft=draft)
         decoded = [decoder.generate(prompt, NEW) for prompt in prompts]
         assert [one.tokens for one in decoded] == [text.answer for text in texts]
-        assert steps_of(decoded) == predict(base, None, plan, texts, drafter, draft).steps_by_sequence().tolist()
+        assert steps_of(decoded) == predict(base, None, plan, texts, drafter, draft).sums.steps.tolist()
         assert decoder.generate(prompts, NEW) == decoded
         accepted += sum(len(one.tokens) - len(one.steps) for one in decoded)
     assert accepted
@@ -356,4 +356,4 @@ def test_long_texts_are_run_in_pieces(kind: str, monkeypatch: pytest.MonkeyPatch
     whole = TreeDecoder(base, None, plan, drafter=drafter, draft=draft).generate(prompts, NEW)
     monkeypatch.setattr("treeopt.drafting.module.PIECE", 7)
     assert TreeDecoder(base, None, plan, drafter=drafter, draft=draft).generate(prompts, NEW) == whole
-    assert steps_of(whole) == predict(base, None, plan, texts, drafter, draft).steps_by_sequence().tolist()
+    assert steps_of(whole) == predict(base, None, plan, texts, drafter, draft).sums.steps.tolist()

@@ -100,7 +100,7 @@ def test_nothing_learned_as_predicted(models: Models) -> None:
     decoder = TreeDecoder(base)
     drafter = Drafter.untrained(base.vocab_size)
     policy = TreePolicy(16, drafter.depth, drafter.id)
-    predicted = predict(base, None, policy, texts, drafter).steps_by_sequence().tolist()
+    predicted = predict(base, None, policy, texts, drafter).sums.steps.tolist()
     assert [len(decoder.generate(text.prompt, 30).step_lengths) for text in texts] == predicted
     assert sum(predicted) < 60  # of 90 tokens
 

@@ -12,7 +12,7 @@ from predicted import predict
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
-from treeopt.files.bundled import pocket_eagle3
+from treeopt.files.bundled import pocket
 from treeopt.models.base import Base, load_base
 from treeopt.models.draft_files import load_draft
 from treeopt.policy import Plan, TreePolicy
@@ -23,6 +23,8 @@ from treeopt.tree import Tree
 NEW, DEPTH = 40, 6
 TREE = Tree.from_paths([*((0,) * n for n in range(1, DEPTH + 1)), (1,), (2,), (0, 1), (1, 0), (0, 0, 1), (1, 0, 0)])
 
+EAGLE3 = pocket().with_name("pocket-eagle3")
+
 
 def tokens_per_step(base: Base, draft: Base, texts: list[Text], plan: Plan, drafter: Drafter) -> float:
     """Of decoded texts, which are those of greedy decoding, in the predicted steps, alone and in a batch."""
@@ -31,7 +33,7 @@ def tokens_per_step(base: Base, draft: Base, texts: list[Text], plan: Plan, draf
     assert [one.tokens for one in made] == [text.answer for text in texts]
     assert decoder.generate(texts[0].prompt, NEW) == made[0]
     predicted = predict(base, None, plan, texts, drafter, draft)
-    assert [len(one.steps) for one in made] == predicted.steps_by_sequence().tolist()
+    assert [len(one.steps) for one in made] == predicted.sums.steps.tolist()
     return predicted.tokens_per_step
 
 
@@ -45,7 +47,7 @@ def test_trained_heads_accept_much(name: str) -> None:
     """By a static tree and per step; a chain of the Medusa heads of these bases accepts about one draft a step."""
     if name == "tinystories" and not SHARED.is_dir():
         pytest.skip("needs the shared folder (TREEOPT_SHARED)")
-    folder = pocket_eagle3() if name == "pocket" else ROOT_FOLDER / "tests" / "data" / "tinystories-eagle3"
+    folder = EAGLE3 if name == "pocket" else ROOT_FOLDER / "tests" / "data" / "tinystories-eagle3"
     base = load_base("pocket" if name == "pocket" else str(SHARED / "models" / "tinystories-260k"), dtype="float32")
     texts = texts_of(base, "pocket" if name == "pocket" else str(SHARED / "data" / "story_openings.json"), 6)
     draft = load_draft(str(folder), base)
@@ -71,8 +73,8 @@ def test_states_of_the_next_layers_accept_less(tmp_path: Path) -> None:
     for number, ids in enumerate(([0, 2, 3], [1, 3, 4])):
         folder = tmp_path / str(number)
         folder.mkdir()
-        (folder / "model.safetensors").write_bytes((pocket_eagle3() / "model.safetensors").read_bytes())
-        config = json.loads((pocket_eagle3() / "config.json").read_text())
+        (folder / "model.safetensors").write_bytes((EAGLE3 / "model.safetensors").read_bytes())
+        config = json.loads((EAGLE3 / "config.json").read_text())
         config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = ids
         (folder / "config.json").write_text(json.dumps(config))
         draft = load_draft(str(folder), base)

@@ -33,7 +33,7 @@ from test_readme import DEVELOPER_PAGES, PAGES, treeopt_lines
 
 from treeopt.cli import demo_command
 from treeopt.cli.app import program
-from treeopt.files.bundled import pocket, pocket_draft, pocket_eagle3, prompt_sets
+from treeopt.files.bundled import pocket, prompt_sets
 from treeopt.texts import prompts as prompts_module
 
 POCKET_PROMPTS = 40  # of the built-in prompts, in PROMPTS.jsonl and OTHERS.jsonl
@@ -138,8 +138,8 @@ Run = Callable[[str], Path]
 def prepare(folder: Path) -> None:
     """Put into a folder what no command of a page makes."""
     (folder / "MODEL").symlink_to(pocket())
-    (folder / "DRAFT").symlink_to(pocket_draft())
-    (folder / "EAGLE").symlink_to(pocket_eagle3())
+    (folder / "DRAFT").symlink_to(pocket().with_name("pocket-draft"))
+    (folder / "EAGLE").symlink_to(pocket().with_name("pocket-eagle3"))
     shutil.copytree(pocket() / "heads", folder / "HEADS")
     config = json.loads((folder / "HEADS" / "config.json").read_text())
     (folder / "HEADS" / "config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(pocket())}))

@@ -135,7 +135,7 @@ def test_decoded_as_replayed(policy: tuple[int, tuple[tuple[int, float], ...]]) 
     decoder = TreeDecoder(base, None, plan, drafter=drafter)
     alone = [decoder.generate([text.prompt], 16)[0] for text in texts]
     assert [one.tokens for one in alone] == [text.answer for text in texts]
-    assert [len(one.steps) for one in alone] == predicted.steps_by_sequence().tolist()
+    assert [len(one.steps) for one in alone] == predicted.sums.steps.tolist()
     together = decoder.generate([text.prompt for text in texts], 16)
     assert [one.tokens for one in together] == [text.answer for text in texts]
     assert [len(one.steps) for one in together] == [len(one.steps) for one in alone]

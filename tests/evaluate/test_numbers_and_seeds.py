@@ -14,6 +14,7 @@ from treeopt.cli.doctor_command import check_hub
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.baselines import Call, seeded
 from treeopt.evaluate.profile import MOST_BATCH, ProfileOptions
+from treeopt.models import hub
 
 
 def test_numbers_of_a_profile() -> None:
@@ -55,10 +56,10 @@ def test_seeds_differ_by_call_name_and_seed() -> None:
 ])  # fmt: skip
 def test_hub(offline: bool, answers: bool, status: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is asked in offline mode."""
-    asked: list[str] = []
+    asked: list[bool] = []
     monkeypatch.setattr(constants, "is_offline_mode", lambda: offline)
-    monkeypatch.setattr(environment, "_answers", lambda address: asked.append(address) or answers)
+    monkeypatch.setattr(hub, "hub_reachable", lambda: asked.append(True) or answers)
     [check] = check_hub()
     assert check.status == getattr(environment, status)
     assert words in check.found
-    assert asked == ([] if offline else [constants.ENDPOINT])
+    assert asked == [True] * (not offline)

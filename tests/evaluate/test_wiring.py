@@ -31,7 +31,6 @@ from treeopt.evaluate.wiring import (
     wired,
 )
 from treeopt.files.bundled import pocket as pocket_folder
-from treeopt.files.bundled import pocket_eagle3
 from treeopt.models.base import Base
 from treeopt.models.draft_module import DraftModule
 from treeopt.models.given import load_pair
@@ -195,7 +194,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head whose config names other layers: the fault is named, and the exit status is 6. Its own is as trained."""
     monkeypatch.chdir(tmp_path)
     few = ("--limit", "10", "--max-new-tokens", "24", "--model", "pocket")
-    shutil.copytree(pocket_eagle3(), "wrong")
+    shutil.copytree(pocket_folder().with_name("pocket-eagle3"), "wrong")
     config = json.loads(Path("wrong/config.json").read_text())
     config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [1, 3, 4]
     Path("wrong/config.json").write_text(json.dumps(config))

@@ -298,14 +298,3 @@ def test_missing_part_of_steps_is_refused(tmp_path: Path, name: str) -> None:
     error = refusal(tmp_path / "part")
     assert error.code is Code.FILE_INVALID
     assert name in error.what
-
-
-def test_names_of_0_x_are_read(tmp_path: Path) -> None:
-    """A file with the names `kept`, `orders` and `mass` loads as the same calibration."""
-    save_calibration(traced(""), tmp_path / "new")
-    arrays, header = read_arrays(tmp_path / "new", SCHEMA)
-    header["kept"] = header.pop("top_k")
-    arrays["orders"], arrays["mass"] = arrays.pop("node_rank"), arrays.pop("expected_tokens")
-    write_arrays(tmp_path / "old", arrays, header, overwrite=False)
-    save_calibration(load_calibration(tmp_path / "old"), tmp_path / "again")
-    assert (tmp_path / "again").read_bytes() == (tmp_path / "new").read_bytes()

@@ -169,23 +169,6 @@ def test_changed_header_is_refused(tmp_path: Path, name: str) -> None:
     assert broken_plan or caught.value.code in (Code.FILE_INVALID, Code.DRAFTER_INVALID)
 
 
-ADDED = ("cache_prior", "voted", "lm_head_levels", "plan")  # keys that files of before the cache lack
-
-
-@looped("drafter", [with_table(), Drafter.heads_only(2, 7)])
-def test_files_of_before_the_cache_are_read(tmp_path: Path, drafter: Drafter) -> None:
-    """A file without the keys that came with the cache loads as the same drafter."""
-    save_drafter(drafter, tmp_path / "new")
-    arrays, header = read_arrays(tmp_path / "new", SCHEMA)
-    for key in ADDED:
-        del header[key]
-    for level in header["levels"]:
-        del level["cache"]
-    write_arrays(tmp_path / "old", arrays, header, overwrite=False)
-    save_drafter(load_drafter(tmp_path / "old"), tmp_path / "again")
-    assert (tmp_path / "again").read_bytes() == (tmp_path / "new").read_bytes()
-
-
 def test_a_plan_of_another_file_is_the_drafters(tmp_path: Path) -> None:
     """The id of the drafter is not stored twice: a changed drafter does not keep the plan of the old one."""
     save_drafter(with_tree(), tmp_path / "d")
@@ -208,15 +191,3 @@ def test_changed_array_is_refused(tmp_path: Path, name: str, change: str) -> Non
         arrays[name] = changed[change]
     write_arrays(tmp_path / "x", arrays, header, overwrite=False)
     assert refusal_of(load_drafter, tmp_path / "x").code in (Code.FILE_INVALID, Code.DRAFTER_INVALID)
-
-
-def test_names_of_0_x_are_read(tmp_path: Path) -> None:
-    """A file with the names `transition`, `copied`, `outside`, `odds` and `seen` loads as the same drafter."""
-    save_drafter(with_table(), tmp_path / "new")
-    arrays, header = read_arrays(tmp_path / "new", SCHEMA)
-    header["seen"] = header.pop("num_tokens")
-    old = {"ngram": "transition", "prompt_lookup": "copied", "other_logit": "outside", "calibration_map": "odds"}
-    header["levels"] = [{old.get(name, name): value for name, value in level.items()} for level in header["levels"]]
-    write_arrays(tmp_path / "old", arrays, header, overwrite=False)
-    save_drafter(load_drafter(tmp_path / "old"), tmp_path / "again")
-    assert (tmp_path / "again").read_bytes() == (tmp_path / "new").read_bytes()

@@ -62,15 +62,6 @@ def test_a_policy_has_one_size(tmp_path: Path, line: str) -> None:
     assert "nodes" in error.at
 
 
-def test_names_of_0_x_are_read(tmp_path: Path) -> None:
-    """A file with the key `prices` loads as the same policy."""
-    text = policy_yaml(COSTED)
-    assert "size_cost:" in text
-    (tmp_path / "old.yaml").write_text(text.replace("size_cost:", "prices:"))
-    found = load_plan(tmp_path / "old.yaml")
-    assert (found, found.expected, found.source) == (COSTED, COSTED.expected, COSTED.source)
-
-
 def test_costs_beyond_float64_are_refused(tmp_path: Path) -> None:
     """A cost of 10^400 is E203 with its place."""
     text = policy_yaml(COSTED)

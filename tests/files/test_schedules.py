@@ -14,7 +14,7 @@ from treeopt.decode.plans import as_plan, as_plan_for
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import save_drafter
-from treeopt.files.outputs import unedited_kind
+from treeopt.files.outputs import written_kind
 from treeopt.files.schedules import load_plan_for, load_planned, save_schedule, schedule_yaml
 from treeopt.files.trees import load_plan, load_tree, plan_id, save_tree
 from treeopt.policy import TreePolicy
@@ -51,7 +51,7 @@ def test_round_trip(tmp_path: Path, schedule: Schedule) -> None:
     save_schedule(found, tmp_path / "again.yaml")
     assert (tmp_path / "again.yaml").read_bytes() == path.read_bytes()
     assert path.read_text().count("- kind: ") == len(schedule.plans)
-    assert unedited_kind(path) == "tree"
+    assert written_kind(path) == "tree"
     assert as_plan(path) == as_plan(schedule) == schedule
 
 

@@ -352,21 +352,3 @@ def test_broken_drafter_line_is_refused(tmp_path: Path, line: str) -> None:
     target = tmp_path / "tree.yaml"
     target.write_text(tree_yaml(Tree(((0,),))).replace("paths:", f"{line}\npaths:"))
     assert refusal_of(load_tree, target).code is Code.FILE_INVALID
-
-
-def test_names_of_0_x_are_read(tmp_path: Path) -> None:
-    """A file with the keys `unseen` and `of` loads as the same tree; their faults are placed as those of any key."""
-    tree = Tree(((0,), (1,)), (0.5, 0.2), Expected(1.7, 1.6, 9, 1.5, 1.4, 1.6))
-    text = tree_yaml(tree).replace("cross_validated:", "unseen:").replace("paths_sha256:", "of:")
-    assert "unseen: 1.5" in text
-    (tmp_path / "old.yaml").write_text(text)
-    found = load_tree(tmp_path / "old.yaml")
-    assert (found, found.expected) == (tree, tree.expected)
-    (tmp_path / "old.yaml").write_text(text.replace("unseen: 1.5", "unseen: 0.5"))
-    assert re.search(
-        r"old\.yaml:5:\d\d+ +expected_tokens_per_step\.unseen: ", refusal_of(load_tree, tmp_path / "old.yaml").at
-    )
-    both = text.replace("unseen: 1.5", "unseen: 1.5, cross_validated: 1.5")
-    (tmp_path / "old.yaml").write_text(both)
-    with pytest.raises(TreeoptError):
-        load_tree(tmp_path / "old.yaml")

@@ -171,7 +171,7 @@ def test_marks_name_files_of_their_checkpoint(name: str, tmp_path: Path) -> None
     path = folder_of("mark of a checkpoint", tmp_path) / reader.file
     [valid] = map(json.loads, seeds.marks())
     path.write_text(json.dumps(valid | {"files": {name: "0" * 64}}))
-    assert "is not what treeopt train wrote" in refusal_of(reader.read, path).what
+    assert "is not what treeopt wrote" in refusal_of(reader.read, path).what
 
 
 @looped(

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.bundled import pocket, pocket_draft
+from treeopt.files.bundled import pocket
 from treeopt.models.base import load_base
 from treeopt.models.given import load_pair
 from treeopt.models.head_files import load_heads
 from treeopt.texts.prompts import load_prompts
+
+DRAFT = pocket().with_name("pocket-draft")
 
 
 def test_pocket_is_small() -> None:
@@ -45,19 +47,19 @@ def test_draft_model_is_small_and_reads_as_pocket() -> None:
     """By name and by folder: below 1 MB with its card, pocket's tokenizer and vocabulary, at least pocket's context."""
     target = load_base("pocket", device="cpu")
     assert target.tokenizer is not None
-    for name in ("pocket-draft", str(pocket_draft())):
+    for name in ("pocket-draft", str(DRAFT)):
         draft = load_base(name, device="cpu")
         assert (draft.name, draft.vocab_size, draft.eos_ids) == (name, target.vocab_size, target.eos_ids)
         assert draft.context >= target.context
         assert draft.tokenizer is not None
         assert draft.tokenizer.get_vocab() == target.tokenizer.get_vocab()
-    assert sum(path.stat().st_size for path in pocket_draft().iterdir()) < 1_000_000
-    assert not list(pocket_draft().glob("tokenizer*"))
+    assert sum(path.stat().st_size for path in DRAFT.iterdir()) < 1_000_000
+    assert not list(DRAFT.glob("tokenizer*"))
 
 
 def test_copied_draft_model_has_no_tokenizer(tmp_path: Path) -> None:
     """Elsewhere its files are those of any model without a tokenizer; heads of that name do not exist."""
-    assert load_base(str(shutil.copytree(pocket_draft(), tmp_path / "copy")), device="cpu").tokenizer is None
+    assert load_base(str(shutil.copytree(DRAFT, tmp_path / "copy")), device="cpu").tokenizer is None
     with pytest.raises(TreeoptError) as error:
         load_heads("pocket-draft")
     assert error.value.code is Code.FILE_MISSING

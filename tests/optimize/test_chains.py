@@ -69,7 +69,7 @@ def test_dynamic_tree_is_replayed_exactly() -> None:
         everywhere, steps = simulated(shape)
         found = replay_dynamic_tree(traces(), tree)
         assert found.accepted.tolist() == everywhere
-        assert found.steps_by_sequence().tolist() == steps
+        assert found.sums.steps.tolist() == steps
         assert not found.accepted[found.offsets[1:] - 1].any()  # no draft is accepted past the end of a text
 
 

@@ -48,7 +48,7 @@ def widened(drawn: Any, estimate: float, tokens: Ints) -> tuple[float, float]:
     return estimate - factor * (estimate - low), estimate + factor * (high - estimate)
 
 
-def test_draws_equal_a_naive_bootstrap() -> None:
+def test_draws_equal_a_naive_bootstrap(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ends are the widened quantiles of tau over texts drawn one by one with replacement."""
     tokens, steps = random_texts(np.random.default_rng(0), 40)
     rng = np.random.default_rng(1)
@@ -57,7 +57,9 @@ def test_draws_equal_a_naive_bootstrap() -> None:
         drawn = rng.integers(0, 40, 40)
         taus.append(tokens[drawn].sum() / steps[drawn].sum())
     low, high = widened(taus, tokens.sum() / steps.sum(), tokens)
-    found = sampling_interval(tokens, steps, replicates=20_000)
+    monkeypatch.setattr(intervals, "REPLICATES", 20_000)
+    found = sampling_interval(tokens, steps)
+    assert found is not None
     spread = high - low
     assert found.low == pytest.approx(low, abs=0.03 * spread)
     assert found.high == pytest.approx(high, abs=0.03 * spread)
@@ -67,31 +69,30 @@ def test_draws_equal_a_naive_bootstrap() -> None:
 def test_ends_of_five_texts_move_by_the_exact_factor() -> None:
     """With few texts the degrees of freedom and n/(n-1) show, which 40 texts hide in the noise of draws."""
     tokens, steps = random_texts(np.random.default_rng(2), 5)
-    drawn = intervals._draw(tokens, steps, 5, 0, 1000)
+    drawn = intervals._draw(tokens, steps)
     found = sampling_interval(tokens, steps)
     assert found is not None
     ends = widened(drawn, tokens.sum() / steps.sum(), tokens)
     assert (found.low, found.high) == pytest.approx(ends, rel=1e-9)
 
 
-def test_prediction_equals_a_naive_difference_of_two_draws() -> None:
-    """What will be measured = what was measured + the difference of two samples, of the new and of the old size."""
+def test_prediction_equals_a_naive_difference_of_two_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What will be measured = what was measured + the difference of two samples, of new and of the old texts."""
     tokens, steps = random_texts(np.random.default_rng(2), 40)
     rng = np.random.default_rng(3)
 
-    def taus(count: int) -> NDArray[np.float64]:
-        drawn = rng.integers(0, 40, (20_000, count))
+    def taus() -> NDArray[np.float64]:
+        drawn = rng.integers(0, 40, (20_000, 40))
         ratio: NDArray[np.float64] = tokens[drawn].sum(axis=1) / steps[drawn].sum(axis=1)
         return ratio
 
-    for new in (10, 40, 400):
-        estimate = tokens.sum() / steps.sum()
-        low, high = widened(estimate + taus(new) - taus(40), estimate, tokens)
-        found = prediction_interval(tokens, steps, new_texts=new, replicates=20_000)
-        assert found.low == pytest.approx(low, abs=0.03 * (high - low))
-        assert found.high == pytest.approx(high, abs=0.03 * (high - low))
-    same = prediction_interval(tokens, steps, new_texts=40)
-    assert prediction_interval(tokens, steps) == same
+    monkeypatch.setattr(intervals, "REPLICATES", 20_000)
+    estimate = tokens.sum() / steps.sum()
+    low, high = widened(estimate + taus() - taus(), estimate, tokens)
+    found = prediction_interval(tokens, steps)
+    assert found is not None
+    assert found.low == pytest.approx(low, abs=0.03 * (high - low))
+    assert found.high == pytest.approx(high, abs=0.03 * (high - low))
 
 
 def test_equal_texts_are_summed_in_the_order_of_their_first() -> None:
@@ -129,7 +130,8 @@ def test_there_are_as_many_draws_as_replicates(at_once: int, monkeypatch: pytest
     """However many are drawn at once, each replicate is one figure, and each draws as many texts as are asked for."""
     monkeypatch.setattr("treeopt.optimize.intervals._DRAWN_AT_ONCE", at_once)
     tokens, steps = random_texts(np.random.default_rng(13), 30)
-    figures = intervals._draw(tokens, steps, 45, 0, 100)
+    monkeypatch.setattr(intervals, "REPLICATES", 100)
+    figures = intervals._draw(tokens, steps)
     assert figures.shape == (100,)
     times = np.concatenate(list(intervals.resamples(30, 45, 0, 100)))
     assert times.shape == (100, 30)

@@ -52,7 +52,7 @@ def test_replay_is_a_naive_loop(seed: int, size_cost: tuple[tuple[int, float], .
     steps, sizes = naive(policy, calibration)
     found = replay_policy(policy, calibration)
     assert calibration.steps is not None
-    assert found.steps_by_sequence().tolist() == steps
+    assert found.sums.steps.tolist() == steps
     assert sizes_of(policy, calibration.steps)[found.visited].tolist() == sizes
     assert steps != naive(dataclasses.replace(policy, path_tokens=False), calibration)[0]
 
@@ -99,11 +99,11 @@ def test_curve_and_fastest_size() -> None:
     taus = {point.nodes: point.tokens_per_step for point in curve.points}
     assert taus[6] == pytest.approx(static_tau(CALIBRATION, 6), abs=1e-12)
     built = run_job(CALIBRATION, BuildJob(nodes=None, profile=timed("static")))
-    assert built.choice is not None
-    assert (built.budget, built.limits.path_tokens) == (None, built.choice.best.nodes)
-    assert built.tree.path_tokens <= built.choice.best.nodes
+    assert built.fastest is not None
+    assert (built.budget, built.limits.path_tokens) == (None, built.fastest.nodes)
+    assert built.tree.path_tokens <= built.fastest.nodes
     speeds = {size: tau / (1 + 0.05 * size) for size, tau in taus.items()}
-    assert built.choice.best.tokens_per_second == pytest.approx(max(speeds.values()), rel=0.02)
+    assert built.fastest.tokens_per_second == pytest.approx(max(speeds.values()), rel=0.02)
     dear = run_job(CALIBRATION, BuildJob(nodes=None, profile=timed("static", each=9.0)))
     assert dear.tree.nodes == dear.budget == 1
     per_step = calibration_curve(CALIBRATION, Timing(timed("dynamic")), kind="dynamic")

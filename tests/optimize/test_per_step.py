@@ -31,7 +31,7 @@ def test_replay_is_a_naive_loop(seed: int, size_cost: tuple[tuple[int, float], .
     policy = TreePolicy(32, 3, "d1", size_cost)
     steps, sizes = naive(policy, calibration)
     found = replay_policy(policy, calibration)
-    assert found.steps_by_sequence().tolist() == steps
+    assert found.sums.steps.tolist() == steps
     assert found.steps == sum(steps)
     assert calibration.steps is not None
     assert sizes_of(policy, calibration.steps)[found.visited].tolist() == sizes
@@ -44,7 +44,7 @@ def test_replay_ends_at_the_depth_of_the_policy(depth: int, size_cost: tuple[tup
     calibration = traced(11, exact=True)
     policy = TreePolicy(32, depth, "d1", size_cost)
     found = replay_policy(policy, calibration)
-    assert found.steps_by_sequence().tolist() == naive(policy, calibration)[0]
+    assert found.sums.steps.tolist() == naive(policy, calibration)[0]
     assert found.depth == min(depth, 3)
     assert found.accepted[found.visited].max() == min(depth, 3)
 

@@ -71,7 +71,7 @@ def check(tree: Tree, calibration: Calibration) -> Replay:
     """Compare every figure with the simulation's."""
     got, expected = replay(tree, calibration), simulate(tree, calibration)
     assert got.visited.tolist() == expected.visited
-    assert got.steps_by_sequence().tolist() == expected.steps_by_sequence
+    assert got.sums.steps.tolist() == expected.steps_by_sequence
     assert got.steps == sum(expected.steps_by_sequence)
     assert got.tokens == expected.tokens == calibration.positions
     assert got.acceptance_by_depth().tolist() == pytest.approx(expected.acceptance_by_depth, rel=1e-15)
@@ -94,7 +94,7 @@ def test_ends_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = [1, 2, 0, 1, 0, 3, 1]
     calibration = make_calibration([np.zeros((length, 4)) for length in lengths])
     got = check(Tree.chain(4), calibration)
-    assert got.steps_by_sequence().tolist() == [1, 1, 0, 1, 0, 1, 1]
+    assert got.sums.steps.tolist() == [1, 1, 0, 1, 0, 1, 1]
     monkeypatch.setattr("treeopt.optimize.trie._CHUNK", 7)
     check(random_tree(0, nodes=20, depth=4, ranks=4), random_calibration(0))
     got = replay(Tree.chain(2), make_calibration([np.zeros((0, 2))]))

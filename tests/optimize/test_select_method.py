@@ -242,7 +242,7 @@ def test_cross_validated_steps_of_every_size_are_those_of_prefixes(method: Metho
         for fold in range(FOLDS):
             growth = fitter.build(method, folds != fold)
             own = replay(growth.tree(nodes), calibration.select(np.flatnonzero(folds == fold)))
-            assert sums.steps[folds == fold].tolist() == own.steps_by_sequence().tolist()
+            assert sums.steps[folds == fold].tolist() == own.sums.steps.tolist()
 
 
 def test_sizes_beyond_a_growth_are_the_whole_growth() -> None:
@@ -251,7 +251,7 @@ def test_sizes_beyond_a_growth_are_the_whole_growth() -> None:
     fitter = Fitter(calibration, Limits(9, 2, max_depth=1))
     whole, beyond = fitter.cross_validated_sums(MEDUSA, [3, 9])
     assert whole.steps.tolist() == beyond.steps.tolist()
-    assert whole.steps.tolist() == replay([[0], [1]], calibration).steps_by_sequence().tolist()
+    assert whole.steps.tolist() == replay([[0], [1]], calibration).sums.steps.tolist()
 
 
 def test_cross_validated_steps_below_five_texts_are_seen_ones() -> None:
@@ -269,7 +269,7 @@ def test_steps_of_some_texts_are_those_of_all(seed: int) -> None:
     fitter = Fitter(calibration, Limits(16, 16))
     tree = random_tree(seed, nodes=20, depth=4, ranks=8)
     everywhere = fitter.sums(tree).steps
-    assert everywhere.tolist() == replay(tree, calibration).steps_by_sequence().tolist()
+    assert everywhere.tolist() == replay(tree, calibration).sums.steps.tolist()
     texts = np.random.default_rng(seed).random(20) < 0.4
     assert TraceRows.of(calibration, texts).replay(tree).sums.steps.tolist() == everywhere[texts].tolist()
 

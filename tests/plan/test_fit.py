@@ -17,7 +17,7 @@ from treeopt.optimize.curve import default_sizes, measure_curve
 from treeopt.optimize.select_method import Fitter, candidates
 from treeopt.optimize.tree_builder import tree_limits
 from treeopt.plan.devices import Device, device_of_spec
-from treeopt.plan.fit import MeasuredSteps, extrapolated, fit_efficiency
+from treeopt.plan.fit import MeasuredSteps, _Steps, fit_efficiency
 from treeopt.plan.operators import StepSetting
 from treeopt.plan.planner import Acceptance, calibrated_acceptance
 from treeopt.plan.step_model import Efficiency, StepModel
@@ -98,8 +98,8 @@ def test_fit_extrapolates_to_a_larger_model() -> None:
     fit = fit_efficiency([steps("qwen2.5-0.5b", noise=0.03)])
     larger = steps("qwen2.5-14b")
     assert fit.efficiency.step == 0.0
-    assert extrapolated(fit.efficiency, larger).median < 0.06
-    assert extrapolated(Efficiency(), larger).median > 0.2
+    assert np.median(_Steps.of([larger]).errors(fit.efficiency)) < 0.06
+    assert np.median(_Steps.of([larger]).errors(Efficiency())) > 0.2
 
 
 def test_errors_are_of_steps_that_were_left_out() -> None:
@@ -126,7 +126,7 @@ def test_short_steps_count_as_much_as_long_ones() -> None:
         for p in exact.profile.points
     ]
     fit = fit_efficiency([MeasuredSteps(LatencyProfile.from_points(changed), exact.model)])
-    assert extrapolated(fit.efficiency, exact).median < 0.1
+    assert np.median(_Steps.of([exact]).errors(fit.efficiency)) < 0.1
 
 
 def test_too_few_steps_are_refused() -> None:

@@ -401,11 +401,12 @@ def test_too_much_memory_is_one_error_before_it_is_allocated(name: str, monkeypa
     base, tree = family(name), compile_tree(TREE)
     session, _, _ = forward_of(base, TREE.nodes, TREE.depth).begin([torch.tensor(prompt) for prompt in PROMPTS], NEW)
     assert isinstance(session, PathSession)
+    each = max(size_of(text.cache) for text in session._texts)
     monkeypatch.setattr(module, "joined", None)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=9 * session.bytes_per_row))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=9 * each))
     error = refusal_of(session.verify, tokens_of(0, len(PROMPTS), TREE.nodes), tree)
     assert error.code is Code.OUT_OF_MEMORY
-    assert error.what.startswith(f"{name}: 9 paths of {session.bytes_per_row:,} bytes")
+    assert error.what.startswith(f"{name}: 9 paths of {each:,} bytes")
 
 
 @torch.inference_mode()
@@ -416,7 +417,8 @@ def test_bytes_are_logged_before_they_are_allocated(caplog: pytest.LogCaptureFix
     said = []
     for length in (8, 10, 110):
         session, _, _ = PathForward(base, TREE.nodes, TREE.depth, Ways(True, False)).begin([tokens_of(0, length)], 8)
-        each = session.bytes_per_row
+        assert isinstance(session, PathSession)
+        each = max(size_of(text.cache) for text in session._texts)
         session.verify(tokens_of(0, 1, 6), compile_tree(TREE))
         said.append(f"{STATES}: 3 paths of {each:,} bytes of state, {3 * each:,} in all")
     assert [record.message for record in caplog.records] == [said[0], said[2]]

@@ -158,5 +158,5 @@ def test_a_recurrent_draft_model_of_another_text() -> None:
     assert [one.tokens for one in batch] == [stock(base, text.prompt, 12) for text in texts]
     assert [decoder.generate(text.prompt, 12) for text in texts] == batch
     predicted = predict(base, None, plan, texts, drafter, draft)
-    assert [len(one.step_lengths) for one in batch] == predicted.steps_by_sequence().tolist()
+    assert [len(one.step_lengths) for one in batch] == predicted.sums.steps.tolist()
     assert sum(max(one.step_lengths) for one in batch) > len(batch)

@@ -94,7 +94,7 @@ class Job:
     draft: Base | None
     prompts: PromptSet  # to answer, or with their answers
     options: CalibrationOptions
-    made_for: dict[str, str]  # name and id of the base and of the heads; empty without heads
+    made_for: dict[str, Any]  # name and id of the base and of the heads; empty without heads
     drafter: Drafter | None  # whose candidates are ranked; None for the heads alone, and where one is learned
     learning: Learning | None
     progress: Progress  # called after each batch
@@ -404,14 +404,11 @@ def provenance_of(job: Job, drafter: Drafter | None) -> Provenance:
     }
     if job.options.sampled:
         settings["temperature"] = float(job.options.temperature)
-    prompts = {job.prompts.sha256: job.prompts.name}
-    made_for: dict[str, Any] = job.made_for
-    made_by = job.base.versions()
     return Provenance(
-        **made_for,
+        **job.made_for,
         settings=settings,
-        prompts=prompts,
-        made_by=made_by,
+        prompts={job.prompts.sha256: job.prompts.name},
+        made_by=job.base.versions(),
         drafter_id="" if drafter is None else drafter.id,
     )
 

@@ -41,11 +41,6 @@ NOT_STORED = {
     *("device", "device_map"),  # differ among shards; files have the kinds of devices in `made_by`
     *("output", "csv", "svg", "chart"),
 }
-# Options in files of 0.1 -> their present names.
-RENAMED = {
-    **{"batch": "batch-size", "texts": "test-limit", "to": "for", "drafts": "chain-length", "compare": "measured"},
-    **{"draft-heads": "num-heads", "draft-levels": "levels"},
-}
 _DEFAULTED = "treeopt.defaulted"  # in a context's meta: parameters with a value under `defaults`
 R = TypeVar("R")
 
@@ -166,7 +161,7 @@ def _entries(
     """Place, parameter and value of each option for this command, those of its section last; else a fault."""
     known, name = settable(context.command), command_name(context) or str(context.command.name)
     common = {key: value for key, value in data.items() if not isinstance(value, dict)}
-    sections = {key: present(value, known) for key, value in data.items() if isinstance(value, dict)}
+    sections = {key: value for key, value in data.items() if isinstance(value, dict)}
     defaults = {one: sections.pop(one, {}) for one in NO_COMMANDS}[DEFAULTS]
     if name not in sections:
         defaults = {}  # those of another command
@@ -186,12 +181,6 @@ def _entries(
                 yield (*where, key), known[key], value
             elif key not in ignored:
                 faults.append(((*where, key), _unknown(key, known, wrong)))
-
-
-def present(section: Mapping[Any, Any], known: Mapping[str, Any]) -> dict[Any, Any]:
-    """A section with the present names of options, where the command has them and not the old ones."""
-    old = {one for one in section if one not in known and RENAMED.get(one) in known}
-    return {RENAMED[one] if one in old else one: value for one, value in section.items()}
 
 
 def settable(command: click.Command) -> dict[str, click.Parameter]:

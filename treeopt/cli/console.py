@@ -171,7 +171,10 @@ class Command(click.Command):
                     formatter.write_dl(shown)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_examples(ctx, formatter)
+        """Write the examples of the command; a line is not broken, so that it can be copied."""
+        with formatter.section("Examples"):
+            for what, line in EXAMPLES[command_name(ctx)]:
+                formatter.write(f"{'':{formatter.current_indent}}# {what}\n{'':{formatter.current_indent}}{line}\n")
 
     def _check_given(self, ctx: click.Context) -> None:
         """Refuse empty names of files and models: an unset variable of a script must not mean the default."""
@@ -218,13 +221,6 @@ class _FileText(click.types.StringParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(incomplete, type="file")]
-
-
-def write_examples(context: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the examples of a command; a line is not broken, so that it can be copied."""
-    with formatter.section("Examples"):
-        for what, line in EXAMPLES[command_name(context)]:
-            formatter.write(f"{'':{formatter.current_indent}}# {what}\n{'':{formatter.current_indent}}{line}\n")
 
 
 _COMMON_OPTIONS = (  # those named COMMON, of which the command gets a `console`

@@ -10,7 +10,6 @@ import os
 import platform
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +23,12 @@ from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import draft_option, load_draft_model, model_alone
 from treeopt.cli.options import chosen_prompts, load_models, model_options, prompt_options, say_prompts
 from treeopt.errors import EXIT_BELOW, EXIT_ENVIRONMENT, TreeoptError, first_line
+from treeopt.facts import percent
 from treeopt.files.atomic import nearest
 from treeopt.version import VERSION
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 SHOWN = ("torch", "transformers", "numpy", "numba")  # packages with a line each
-HUB_SECONDS = 3.0
 LEAST_MEMORY, LITTLE_MEMORY = 1 << 29, 1 << 32  # bytes
 LITTLE_DISK = 1 << 30
 PROMPTS = 20  # whose answers a drafter is checked on
@@ -94,23 +93,17 @@ def _check_drafter(context: click.Context, console: Console, options: dict[str, 
     found = dataclasses.replace(found, causes=(*found.causes, *findings_of_heads(loaded)))
     most = max(len(hits) for _, hits, _, _ in found.rows)
     levels = [f"level {level}" for level in range(1, most + 1)]
-    cells = ([*map(_percent, hits), *[""] * (most - len(hits))] for _, hits, _, _ in found.rows)
-    rows = [
-        [row[0], *of_row, f"{row[2]:+.1%}", _percent(row[3])] for row, of_row in zip(found.rows, cells, strict=True)
-    ]
+    cells = ([*map(percent, hits), *[""] * (most - len(hits))] for _, hits, _, _ in found.rows)
+    rows = [[row[0], *of_row, f"{row[2]:+.1%}", percent(row[3])] for row, of_row in zip(found.rows, cells, strict=True)]
     console.table(["wiring or texts", *levels, "difference", "standard error"], rows)
     if found.calibration_errors:
-        errors = " ".join(map(_percent, found.calibration_errors))
+        errors = " ".join(map(percent, found.calibration_errors))
         console.say(f"confidence head: expected calibration error {errors}, by level")
     for line in (f"verdict  {found.wiring.verdict}", *(f"also     {cause}" for cause in found.causes)):
         console.say(line)
     console.result(found.as_dict())
     if found.wiring.better or found.wiring.too_weak:
         context.exit(EXIT_BELOW)
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"
 
 
 @dataclass(frozen=True)
@@ -208,33 +201,18 @@ def check_memory() -> Iterator[Check]:
 
 
 def check_hub() -> Iterator[Check]:
-    """Whether the hub answers, in at most `HUB_SECONDS`; nothing is sent in offline mode."""
+    """Whether the hub answers; nothing is sent in offline mode."""
     from huggingface_hub import constants
+
+    from treeopt.models.hub import PROBE_SECONDS, hub_reachable
 
     if constants.is_offline_mode():
         yield Check("hub", OK, "offline mode (HF_HUB_OFFLINE): models in the cache and in folders")
         return
     fix = "use models in folders, or set HTTPS_PROXY or HF_ENDPOINT; HF_HUB_OFFLINE=1 saves the wait"
-    answered = _answers(constants.ENDPOINT)
-    found = "answers" if answered else f"does not answer within {HUB_SECONDS:g} s"
+    answered = hub_reachable()
+    found = "answers" if answered else f"does not answer within {PROBE_SECONDS:g} s"
     yield _found("hub", f"{constants.ENDPOINT} {found}", answered, fix)
-
-
-def _answers(address: str) -> bool:
-    """Whether a request to an address is answered in time; a thread, since resolving its name has no time limit."""
-    from huggingface_hub import get_session
-
-    answered = threading.Event()
-
-    def ask() -> None:
-        with contextlib.suppress(Exception):  # the types vary by version of the client
-            get_session().head(address, timeout=HUB_SECONDS)
-            answered.set()
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(HUB_SECONDS)
-    return answered.is_set()
 
 
 def check_cache() -> Iterator[Check]:

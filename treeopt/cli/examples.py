@@ -58,14 +58,14 @@ treeopt reproduce calibration.safetensors --map prompts.jsonl=data/prompts.jsonl
 
 
 def _by_command() -> dict[str, list[tuple[str, str]]]:
-    """The examples of each command; those of `heads` are the first of its two commands."""
+    """The examples of each command."""
     found: dict[str, list[tuple[str, str]]] = {}
     for example in _LINES.strip().splitlines():
         line, what = example.split("  # ")
         _, *words = line.split()[:3]
         name = " ".join(words if words[0] == "heads" else words[:1])
         found.setdefault(name, []).append((what, line))
-    return {**found, "heads": [found["heads show"][0], found["heads convert"][0]]}
+    return found
 
 
 EXAMPLES = _by_command()

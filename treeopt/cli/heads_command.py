@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.console import Console, command, write_examples
+from treeopt.cli.console import Console, command
 from treeopt.cli.options import force_option
 from treeopt.engines import HEAD_READERS
 from treeopt.files.configurations import storing, write_note
@@ -15,14 +15,7 @@ if TYPE_CHECKING:
     from treeopt.models.head_files import LoadedHeads
 
 
-class _Group(click.Group):
-    """A group whose help ends with examples, as that of a command does."""
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_examples(ctx, formatter)
-
-
-@click.group("heads", cls=_Group)
+@click.group("heads")
 def run() -> None:
     """Describe Medusa heads, or convert them for an engine.
 

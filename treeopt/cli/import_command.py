@@ -6,7 +6,6 @@ import treeopt
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.options import check_outputs, force_option
-from treeopt.errors import counted
 from treeopt.facts import picked
 from treeopt.files.outputs import TREE
 
@@ -27,12 +26,12 @@ def run(console: Console, file: str, name: str, output: str, force: bool) -> Non
     """
     found = treeopt.import_tree(file, name=name)
     check_outputs({"tree": file, "force": force}, output, kind=TREE, suffixes=(".yaml", ".yml"))
+    from treeopt.view.scene import summary
+
     treeopt.save_tree(with_configuration(found.tree, console.configuration), output)
-    tree = found.tree
-    size = f"{counted(tree.nodes, 'node')}, depth {tree.depth}, {counted(len(tree.leaves), 'leaf')}"
-    console.say(f"{file} is {found.layout}: {size}")
+    console.say(f"{file} is {found.layout}: {summary(found.tree)}")
     for line in found.assumed:
         console.say(f"assumed   {line}")
     console.note(f"wrote {output}")
-    found_tree = picked(tree, "nodes", "depth", "paths")
-    console.result({**picked(found, "layout", "assumed"), **found_tree, "output": output})
+    tree = picked(found.tree, "nodes", "depth", "paths")
+    console.result({**picked(found, "layout", "assumed"), **tree, "output": output})

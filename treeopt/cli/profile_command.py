@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from operator import itemgetter
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +12,7 @@ from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import draft_option, drafter_file_option, load_draft_model, uses_heads
 from treeopt.cli.numbers import COUNT, numbers_option
-from treeopt.cli.options import check_outputs, compile_option, dtypes_of, force_option, load_models, model_options
+from treeopt.cli.options import check_outputs, compile_option, force_option, load_models, model_options
 from treeopt.defaults import (
     CHAIN,
     NODES,
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @command("profile")
-@model_options(dtype="auto", several=True)
+@model_options(dtype="auto")
 @numbers_option(
     "--sizes", default=[",".join(map(str, PROFILE_NODES))], help="Nodes, root counted; 1 is always included."
 )
@@ -63,42 +61,26 @@ def run(console: Console, **options: Any) -> None:
     `build --nodes auto` takes a profile of the same --kind and of its calibration's drafter. With --model alone and no
     --drafter, drafts are those of an n-gram drafter with an empty table.
 
-    Of several dtypes the first is written to OUTPUT, and each other one to a file with the dtype before the suffix.
-
     Takes about half a minute for the built-in model on two CPU cores.
     """
     from treeopt.files.drafters import load_drafter
     from treeopt.files.profiles import save_profile
 
-    file, dtypes, path = options["drafter"], dtypes_of(options), Path(options["output"])
-    outputs = [str(path), *(str(path.with_name(f"{path.stem}.{dtype}{path.suffix}")) for dtype in dtypes[1:])]
-    for output in outputs:
-        check_outputs(options, output, suffixes=(".yaml", ".yml"))
+    file, output = options["drafter"], options["output"]
+    check_outputs(options, output, suffixes=(".yaml", ".yml"))
     if not file and options["draft"] is not None:
         raise click.UsageError("--draft needs --drafter, from `treeopt learn --draft MODEL`")
     check_inputs()
-    drafter = load_drafter(file) if file else None
-    profiles = []
-    for options["dtype"], output in zip(dtypes, outputs, strict=True):
-        # The command of each file is that of its dtype alone, so that `reproduce` makes this file again.
-        stored = console.configuration
-        alone = {**stored, "profile": {**stored["profile"], "dtype": options["dtype"]}} if len(dtypes) > 1 else stored
-        profile = with_configuration(_measured(console, options, drafter), alone)
-        save_profile(profile, output)
-        console.report(*_parts(profile))
-        console.note(f"wrote {output}")
-        profiles.append(profile)
-    found = [
-        {"points": profile.points, "provenance": profile.provenance, "output": output}
-        for profile, output in zip(profiles, outputs, strict=True)
-    ]
-    if len(dtypes) > 1:
-        console.report(*_compared(profiles))
-    console.result({"dtypes": dict(zip(dtypes, found, strict=True))} if len(dtypes) > 1 else found[0])
+    measured = _measured(console, options, load_drafter(file) if file else None)
+    profile = with_configuration(measured, console.configuration)
+    save_profile(profile, output)
+    console.report(*_parts(profile))
+    console.note(f"wrote {output}")
+    console.result({"points": profile.points, "provenance": profile.provenance, "output": output})
 
 
 def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None) -> LatencyProfile:
-    """The profile in the dtype of the options."""
+    """The profile by the options."""
     from treeopt.evaluate.profile import measure_profile
     from treeopt.models.origins import drafter_for_others, models_ids
 
@@ -125,22 +107,6 @@ def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None
             f"context  {context} tokens{f' ({most})' if most else ''}; shorter texts have faster steps: --context"
         )
     return profile
-
-
-def _compared(profiles: Sequence[LatencyProfile]) -> Iterator[Part]:
-    """The seconds of all dtypes side by side, with the fastest one of each size."""
-    dtypes = [str(profile.provenance["dtype"]) for profile in profiles]
-    rows = []
-    for points in zip(*(profile.points for profile in profiles), strict=True):
-        seconds = [point.seconds for point in points]
-        one, fastest = points[0], dtypes[seconds.index(min(seconds))]
-        rows.append((one.nodes, one.batch, one.context, *(f"{each * 1e3:.3f}" for each in seconds), fastest))
-    header = ("nodes", "batch", "context", *(f"ms, {dtype}" for dtype in dtypes), "fastest")
-    yield Table([Column(name, itemgetter(i)) for i, name in enumerate(header)], rows)
-    for alone, what in ((True, "without a drafter"), (False, "with one")):
-        names = dict.fromkeys(row[-1] for row in rows if (row[0] == ONE_NODE) == alone)
-        yield f"fastest {what}: {' or '.join(names) or 'not measured'}"
-    yield "each dtype was measured after the one before it; treeopt learn times steps of all dtypes in turn"
 
 
 def _parts(profile: LatencyProfile) -> Iterator[Part]:

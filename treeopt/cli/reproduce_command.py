@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from treeopt.cli.configuration import command_named, option_name, present, settable, typed_line
+from treeopt.cli.configuration import command_named, option_name, typed_line
 from treeopt.cli.console import Console, command, run_inside
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import (
@@ -49,7 +49,6 @@ def run(console: Console, file: str, mapped: tuple[str, ...], **devices: str | N
     """
     made = _checked(Path(file), mapped)
     [name] = set(made).difference(NO_COMMANDS)
-    made[name] = present(made[name], settable(command_named(name)))
     line = typed_line(command_named(name), made)
     console.say(f"command   {line}")
     known = {str(one.name): option_name(one) for one in command_named(name).params}

@@ -17,6 +17,7 @@ import click
 import treeopt
 from treeopt.cli.checks import check_apart, given
 from treeopt.cli.console import Console
+from treeopt.cli.numbers import COUNT, NumberOrAuto
 from treeopt.cli.options import force_option, group
 from treeopt.cli.processes import known_team, nproc_option, team_of
 from treeopt.defaults import AUTO, AUTO_BATCH
@@ -42,21 +43,10 @@ def _shard(context: click.Context, option: click.Parameter, text: str | None) ->
         raise click.BadParameter(str(error), context, option) from error
 
 
-def _batch_size(context: click.Context, option: click.Parameter, text: str) -> int | str:
-    """A whole number from 1, or `auto`."""
-    if text == AUTO:
-        return AUTO
-    try:
-        return int(click.IntRange(min=1)(text, option, context))
-    except click.BadParameter as error:
-        raise click.BadParameter(f"{error.message.rstrip('.')}, nor {AUTO}.", context, option) from error
-
-
 batch_option = click.option(  # of commands that store their batches
     "--batch-size",
-    callback=_batch_size,
-    metavar="N|auto",
-    default="16",
+    type=NumberOrAuto(COUNT),
+    default=16,
     help=f"Prompts decoded together; {AUTO}: {AUTO_BATCH}, halved where memory runs out.",
 )
 

@@ -30,7 +30,7 @@ def as_plan_for(
     """
     if isinstance(tree, (str, os.PathLike)) and drafter is None:
         return load_plan_for(tree)
-    record = as_record(drafter)
+    record = load_drafter(drafter) if isinstance(drafter, (str, os.PathLike)) else drafter
     if tree is not None:
         return as_plan(tree), record
     if record is None:
@@ -38,10 +38,6 @@ def as_plan_for(
             "give a tree, or a drafter with the tree that it recommends (treeopt learn); heads alone are not enough"
         )
     return plan_of(record, os.fspath(drafter) if isinstance(drafter, (str, os.PathLike)) else ""), record
-
-
-def as_record(drafter: Drafter | str | os.PathLike[str] | None) -> Drafter | None:
-    return load_drafter(drafter) if isinstance(drafter, (str, os.PathLike)) else drafter
 
 
 def plan_of(drafter: Drafter, file: str = "") -> Plan:

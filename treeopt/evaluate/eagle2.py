@@ -52,11 +52,6 @@ def ddtree_drafter(base: Base, draft: Base) -> BlockProposer | ModelProposer:
     return proposer
 
 
-def eagle2_traces(base: Base, draft: Base, texts: Sequence[Text], depth: int, top_k: int) -> Calibration:
-    """Traces of EAGLE-2's trees of any size on texts."""
-    return per_step_traces(base, eagle2_drafter(base, draft, depth, top_k), texts)
-
-
 def per_step_traces(base: Base, proposer: ModelProposer | BlockProposer, texts: Sequence[Text]) -> Calibration:
     """Traces of a drafter's per-step trees of any size on texts."""
     traced: list[TextTraces] = []
@@ -81,7 +76,8 @@ def best_eagle2(
     grid = [(depth, top_k) for depth in DEPTHS for top_k in TOP_KS]
     found = []
     for number, (depth, top_k) in enumerate(grid):
-        found.append(tokens_per_step(eagle2_traces(base, draft, texts, depth, top_k), nodes))
+        traces = per_step_traces(base, eagle2_drafter(base, draft, depth, top_k), texts)
+        found.append(tokens_per_step(traces, nodes))
         progress(number + 1, len(grid), f"depth {depth}, top-k {top_k}: {found[-1]:.3f} tokens per step")
     depth, top_k = grid[int(np.argmax(found))]
     drafter = eagle2_drafter(base, draft, depth, top_k)

@@ -25,7 +25,7 @@ from treeopt.models.draft_module import DraftModule, StateModule, draft_reads, k
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.head_files import LoadedHeads
 from treeopt.optimize.budget import fastest
-from treeopt.optimize.build_report import reliability_text
+from treeopt.optimize.build_report import TREES, reliability_text
 from treeopt.optimize.chains import ChainPrediction, chain_parts, predict_chains, sampled_acceptance
 from treeopt.optimize.per_step import build_policy
 from treeopt.optimize.select_method import FOLDS
@@ -173,7 +173,7 @@ class LearnedDrafter:
 
 
 _PLANS = (
-    Column("trees", lambda one: _trees(one)),
+    Column("trees", lambda one: TREES.get(one.kind, one.kind)),
     Column(None, "dtype"),
     Column(None, "compiled"),
     Column(None, "kind"),
@@ -221,13 +221,9 @@ def _plan_parts(found: LearnedDrafter) -> Iterator[Part]:
         yield "texts in half precision can differ from those in float32; measure it: treeopt validate --dtype D"
     shown = "none: no tree is faster than plain decoding on this machine"
     if best.kind != NONE:
-        shown = f"{_trees(best)}, {counted(best.nodes, 'node')}, depth {best.plan.depth}"
+        shown = f"{TREES[best.kind]}, {counted(best.nodes, 'node')}, depth {best.plan.depth}"
     yield f"recommended: {shown}" + (f", in {best.setting}" if several else "")
     yield Fact(None, Table(_PLANS, [best]).value[0], key="recommended")
-
-
-def _trees(one: PlanFigures) -> str:
-    return "per step" if one.kind == KINDS[1] else one.kind
 
 
 def learned_warnings(found: LearnedDrafter) -> list[str]:

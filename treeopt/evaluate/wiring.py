@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -243,15 +244,11 @@ def _norm_inputs(base: Base) -> Iterator[list[tuple[Tensor, Tensor]]]:
         if inputs and isinstance(output, Tensor):
             seen.append((inputs[0], output))
 
-    norms = [
-        part for name, part in base.model.named_modules() if "Norm" in type(part).__name__ and ".layers." not in name
-    ]
-    handles = [part.register_forward_hook(look) for part in norms]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, part in base.model.named_modules():
+            if "Norm" in type(part).__name__ and ".layers." not in name:
+                hooks.enter_context(part.register_forward_hook(look))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def best_order(heads: MedusaHeads, texts: Sequence[Text], states: Sequence[Tensor], base: Base) -> list[int] | None:
@@ -281,10 +278,9 @@ def bigram_rate(texts: Sequence[Text]) -> float:
     hits = 0
     for number, own in enumerate(pairs):
         others = [one for i, one in enumerate(pairs) if i != number]
-        following: dict[int, dict[int, int]] = {}
+        following: dict[int, Counter[int]] = defaultdict(Counter)
         for first, then in np.concatenate(others).tolist() if others else []:
-            counts = following.setdefault(first, {})
-            counts[then] = counts.get(then, 0) + 1
+            following[first][then] += 1
         best = {first: max(counts, key=lambda token: (counts[token], -token)) for first, counts in following.items()}
         hits += sum(best.get(first) == then for first, then in own.tolist())
     return hits / max(1, sum(map(len, pairs)))

@@ -293,7 +293,8 @@ def build_for(calibration: Calibration, job: BuildJob, *, progress: Progress = s
         flatter = dataclasses.replace(job, max_depth=built.tree.depth - 1)
         built = run_job(calibration, flatter, progress=progress)
         findings = lint_tree(built.tree, job.engine)
-    free = run_job(calibration, dataclasses.replace(job.unconstrained, nodes=built.budget), progress=progress)
+    without = dataclasses.replace(job, engine="", max_rank=None, nodes=built.budget)
+    free = run_job(calibration, without, progress=progress)
     one, other = free.fit.sums, built.fit.sums
     if one is None or other is None:
         return Constrained(built, replayed_gain(free.tree, built.tree, built.fitted), False, tuple(findings))

@@ -30,7 +30,7 @@ from treeopt.engines import (
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts, counted
 from treeopt.export.draft_config import DraftConfig
 from treeopt.export.lint import drafter_name, engine_method
-from treeopt.facts import Fact, picked
+from treeopt.facts import Fact, for_programs, picked
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, check_priced
 from treeopt.optimize.chains import (
@@ -126,15 +126,9 @@ class EngineSettings:
             {"batch": batch, "drafts": budget.nodes - 1, **picked(budget, "tokens_per_step", "speedup")}
             for batch, budget in self.budgets.items()
         ]
-        for key, value in {
-            "to": self.engine,
-            **picked(self, "settings", "batch", "bound", "notes"),
-            "batches": batches,
-            "chain_tokens_per_step": self.chains,
-            "acceptance_rates": self.rates,
-            "not_derived": self.underived,
-        }.items():
-            yield Fact(None, value, key=key)
+        own = {"to": self.engine, **picked(self, "settings", "batch", "bound", "notes"), "batches": batches}
+        steps = {"chain_tokens_per_step": self.chains, "acceptance_rates": self.rates}
+        yield from for_programs({**own, **steps, "not_derived": self.underived})
 
     @property
     def synthetic(self) -> EngineSettings:

@@ -22,18 +22,12 @@ from treeopt.export.growmaps import (
     tree_of_growmap,
 )
 from treeopt.export.lint import Finding, check_exportable
-from treeopt.facts import Fact, picked
+from treeopt.facts import Fact, for_programs, picked
 from treeopt.files.choices import choices_text, is_choices, literal, tree_of_literal
 from treeopt.files.read import read_bytes, read_head
 from treeopt.files.strict_yaml import read_text, refusal
 from treeopt.files.trees import GivenTree, as_tree
 from treeopt.tree import Tree
-
-
-def braces_text(tree: Tree) -> str:
-    """The tree's paths in runtime order, as `medusa_choices` of Triton's config.pbtxt: `{0}, {1}, {0, 0}`."""
-    return ", ".join("{" + ", ".join(map(str, path)) + "}" for path in tree.paths)
-
 
 PT = ".pt"
 
@@ -43,7 +37,7 @@ WRITERS: dict[str, Callable[[Tree], str]] = {
     "nxdi": choices_text,
     "nxdi-eagle": adjacency_text,
     "trtllm": choices_text,
-    "triton": braces_text,
+    "triton": lambda tree: ", ".join("{" + ", ".join(map(str, path)) + "}" for path in tree.paths),  # {0}, {0, 0}
     "sequoia": growmap_text,
     "eagle": lambda tree: f"mc_sim_7b_63 = {choices_text(tree)}",
     "hydra": choices_text,
@@ -75,8 +69,7 @@ class Exported:
         yield Fact("setting", self.setting, key="setting")
         yield Fact("lost", known.lost, key="lost")
         more = {**picked(tree, "nodes", "depth"), **picked(known, "reader", "versions")}
-        for key, value in {**more, "to": self.engine, "findings": self.warnings}.items():
-            yield Fact(None, value, key=key)
+        yield from for_programs({**more, "to": self.engine, "findings": self.warnings})
 
 
 def export_tree(tree: GivenTree, to: str, *, suffix: str = "", draft: DraftConfig | None = None) -> Exported:

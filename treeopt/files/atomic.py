@@ -29,7 +29,8 @@ def check_writable(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
         if not target.parent.is_dir():
             fix = f"mkdir -p {Path(path).parent}"
             raise TreeoptError(Code.FILE_UNWRITABLE, f"the folder {Path(path).parent} does not exist", fix=fix)
-        _probe_name(target)
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(target)  # OSError where the file system does not accept the name
     except OSError as error:
         raise unwritable(path, error) from error
     if not os.access(target.parent, os.W_OK):
@@ -53,12 +54,6 @@ def _checked_existing(path: str | os.PathLike[str], target: Path) -> bool:
         what = f"{path} is a device or pipe, which cannot be written atomically"
         raise TreeoptError(Code.FILE_UNWRITABLE, what)
     return True
-
-
-def _probe_name(target: Path) -> None:
-    """Raise OSError where the file system does not accept the name."""
-    with contextlib.suppress(FileNotFoundError):
-        os.lstat(target)
 
 
 def check_space(folder: str | os.PathLike[str], needed: int, what: str = "a file") -> None:

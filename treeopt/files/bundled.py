@@ -36,16 +36,6 @@ def pocket() -> Path:
     return _built_in(POCKET)
 
 
-def pocket_draft() -> Path:
-    """The folder of the built-in draft model, without a tokenizer: see `tokenizer_of`."""
-    return _built_in(POCKET_DRAFT)
-
-
-def pocket_eagle3() -> Path:
-    """The folder of the built-in EAGLE-3 head."""
-    return _built_in(POCKET_EAGLE3)
-
-
 def model_folder(name: str) -> Path | None:
     """The folder of the built-in model of this name, if there is one."""
     return _built_in(name) if name in (POCKET, POCKET_DRAFT, POCKET_EAGLE3) else None
@@ -53,7 +43,7 @@ def model_folder(name: str) -> Path | None:
 
 def tokenizer_of(folder: Path) -> Path:
     """The folder of the tokenizer of a model's folder: the model's own, but that of `pocket` for its draft model."""
-    return pocket() if folder.resolve() == pocket_draft() else folder
+    return pocket() if folder.resolve() == _built_in(POCKET_DRAFT) else folder
 
 
 def _built_in(name: str) -> Path:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from treeopt.calibration import Calibration, Provenance
 from treeopt.defaults import CALIBRATION_FILE
@@ -19,13 +19,12 @@ from treeopt.traces import StepTraces, TargetTraces
 SCHEMA = "treeopt.calibration/1"
 _STEPS = tuple(field.name for field in dataclasses.fields(StepTraces))  # arrays of per-step trees
 _PROBABILITY, _PLACES = "target_probability", "target_places"
-_OLD_NAMES = {"orders": "node_rank", "mass": "expected_tokens"}  # arrays in files written by 0.x
 
 
 class Contents(Schema):
-    """The traces' part of a header. Files written by 0.x have the key `kept` for `top_k`."""
+    """The traces' part of a header."""
 
-    top_k: int = Field(validation_alias=AliasChoices("top_k", "kept"))
+    top_k: int
     prompt_ids: tuple[str, ...]
     token_hashes: tuple[str, ...]
     provenance: Provenance
@@ -51,11 +50,16 @@ def content_of(
     calibration: Calibration, path: str | os.PathLike[str]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """The arrays of a calibration and the header without its schema, for a file at that path."""
+    provenance = dataclasses.asdict(calibration.provenance)
+    if provenance["drafter"]:  # relative to the calibration's folder
+        provenance["drafter"] = os.path.relpath(provenance["drafter"], Path(path).parent)
+    if not provenance["configuration"]:
+        del provenance["configuration"]
     header: dict[str, Any] = {
         "top_k": calibration.top_k,
         "prompt_ids": list(calibration.prompt_ids),
         "token_hashes": list(calibration.token_hashes),
-        "provenance": _relative_to(path, dataclasses.asdict(calibration.provenance)),
+        "provenance": provenance,
     }
     arrays: dict[str, NDArray[Any]] = {"ranks": calibration.ranks, "offsets": calibration.offsets}
     if calibration.steps is not None:
@@ -80,9 +84,8 @@ def load_calibration(path: str | os.PathLike[str] = CALIBRATION_FILE) -> Calibra
         return calibration_from(arrays, of_json(CalibrationHeader, found), path)
 
 
-def calibration_from(stored: dict[str, NDArray[Any]], header: Contents, path: str | os.PathLike[str]) -> Calibration:
+def calibration_from(arrays: dict[str, NDArray[Any]], header: Contents, path: str | os.PathLike[str]) -> Calibration:
     """The calibration of arrays and a header that were read from a path; errors are those of `reading`."""
-    arrays = {_OLD_NAMES.get(name, name): array for name, array in stored.items()}
     provenance = header.provenance
     if provenance.drafter:
         file = os.path.normpath(Path(path).parent / provenance.drafter)
@@ -94,23 +97,6 @@ def calibration_from(stored: dict[str, NDArray[Any]], header: Contents, path: st
         token_hashes=header.token_hashes,
         top_k=header.top_k,
         provenance=provenance,
-        steps=_steps_of(arrays),
+        steps=StepTraces(**steps) if (steps := {name: arrays[name] for name in _STEPS if name in arrays}) else None,
         target=TargetTraces(arrays[_PROBABILITY], arrays.get(_PLACES)) if _PROBABILITY in arrays else None,
     )
-
-
-def _steps_of(arrays: dict[str, NDArray[Any]]) -> StepTraces | None:
-    """The traces of per-step trees; KeyError where one of the arrays that all have is missing."""
-    if not set(_STEPS) & arrays.keys():
-        return None
-    always = {name: arrays[name] for name in _STEPS[:3]}
-    return StepTraces(**always, **{name: arrays[name] for name in _STEPS[3:] if name in arrays})
-
-
-def _relative_to(path: str | os.PathLike[str], provenance: dict[str, Any]) -> dict[str, Any]:
-    """The provenance with the drafter's file relative to the calibration's folder, without an empty configuration."""
-    if provenance["drafter"]:
-        provenance["drafter"] = os.path.relpath(provenance["drafter"], Path(path).parent)
-    if not provenance["configuration"]:  # as in files of before
-        del provenance["configuration"]
-    return provenance

@@ -217,7 +217,7 @@ def _part(data: Any, place: Where) -> Any:
 
 def _none_stored(path: Path) -> TreeoptError:
     what = f"{path} stores no configuration"
-    why = "older files of treeopt, and those that Python code writes, have none"
+    why = "files that Python code writes have none"
     return TreeoptError(
         Code.FILE_INVALID, what, why=why, fix="a file that a treeopt command wrote, or a YAML file of options"
     )

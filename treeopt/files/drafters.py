@@ -18,14 +18,8 @@ from treeopt.policy import Plan, TreePolicy
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.drafter/1"
-_KEYS_OF_0 = {
-    "seen": "num_tokens",
-    "transition": "ngram",
-    "copied": "prompt_lookup",
-    "outside": "other_logit",
-    "odds": "calibration_map",
-}  # in files written by 0.x
 _MAX_PATHS = 1 << 16  # of a recommended tree
+_OF_PLAN = ("paths", "values", "nodes", "depth", "size_cost", "path_tokens", "expected")  # of its fields
 _KINDS = {"static": Tree, "dynamic": TreePolicy}
 
 
@@ -59,23 +53,18 @@ def save_drafter(drafter: Drafter, path: str | os.PathLike[str], *, overwrite: b
     Raises:
         TreeoptError: E202 where the file exists and `overwrite` is off.
     """
-    table = drafter.ngram_table
+    table, plan = drafter.ngram_table, None
+    if drafter.plan is not None:
+        kind = "static" if isinstance(drafter.plan, Tree) else "dynamic"
+        fields = dataclasses.asdict(drafter.plan).items()
+        plan = {"kind": kind, **{name: value for name, value in fields if name in _OF_PLAN}}
     header: dict[str, Any] = {
         "schema": SCHEMA,
-        "num_heads": drafter.num_heads,
-        "top": drafter.top,
-        "window": drafter.window,
+        **{name: getattr(drafter, name) for name in DrafterHeader.model_fields if hasattr(drafter, name)},
         "num_tokens": None if table is None else table.num_tokens,
-        "cache_prior": drafter.cache_prior,
-        "voted": drafter.voted,
-        "lm_head_levels": drafter.lm_head_levels,
-        "top_logprobs": drafter.top_logprobs,
-        "draft": drafter.draft,
-        **({"draft_kind": drafter.draft_kind} if drafter.draft_kind != MODEL else {}),
-        "levels": [_level_header(level) for level in drafter.levels],
-        "plan": None if drafter.plan is None else _plan_header(drafter.plan),
+        "levels": [dataclasses.asdict(level) for level in drafter.levels],
+        "plan": plan,
         "source": dict(drafter.source),
-        "id": drafter.id,
     }
     write_arrays(path, {} if table is None else table.arrays(), header, overwrite=overwrite)
 
@@ -91,7 +80,6 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
     check_there(path, f"drafter {path}", why="a drafter is its n-gram table and fitted numbers", fix=learn)
     arrays, found = read_arrays(path, SCHEMA)
     with reading(path, "drafter"):
-        found = _renamed(found) | {"levels": [_renamed(level) for level in found["levels"]]}
         header = of_json(DrafterHeader, found)
         table = NgramTable(**arrays, num_tokens=header.num_tokens) if header.num_tokens is not None else None
         fields = header.model_dump(exclude={"schema_name", "levels", "plan", "num_tokens", "id"})
@@ -101,21 +89,6 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
     if drafter.id != header.id:
         raise TreeoptError(Code.FILE_INVALID, f"{path} was changed since it was written: its hash differs")
     return drafter
-
-
-def _renamed(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {_KEYS_OF_0.get(name, name): value for name, value in dict(found).items()}
-
-
-def _level_header(level: Level) -> dict[str, Any]:
-    found = dataclasses.asdict(level)
-    return found if level.confidence else {name: value for name, value in found.items() if name != "confidence"}
-
-
-def _plan_header(plan: Plan) -> dict[str, Any]:
-    kept = "paths", "values", "nodes", "depth", "size_cost", "path_tokens", "expected"
-    kind = "static" if isinstance(plan, Tree) else "dynamic"
-    return {"kind": kind, **{name: value for name, value in dataclasses.asdict(plan).items() if name in kept}}
 
 
 def _plan(given: Mapping[str, Any], drafter_id: str, path: str | os.PathLike[str]) -> Plan:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.files import strict_yaml
 from treeopt.files.atomic import check_writable, write_text
 from treeopt.files.configurations import Configuration, comment_of
 from treeopt.files.read import is_regular
@@ -29,7 +30,7 @@ def check_output(path: _Name, *, kind: str | None = None, force: bool, inputs: I
     check_no_input(path, *inputs)
     if not target.exists() or force:
         return target
-    found = None if kind is None else _KINDS.get(_written(target) or "")
+    found = None if kind is None else _KINDS.get(written_kind(target) or "")
     if kind is not None and found == kind:
         return target
     why = f"only an unedited {kind} that treeopt wrote is replaced without --force" if kind and found is None else ""
@@ -45,17 +46,18 @@ def check_no_input(path: _Name, *inputs: _Name | None) -> None:
         if not (target.exists() and source.exists()):
             continue
         inside = source.is_dir() and target.resolve().parent == source.resolve()
-        if target.samefile(source) or (inside and _written(target) is None):
+        if target.samefile(source) or (inside and written_kind(target) is None):
             what = f"{path} is an input of this command" + (f", a file of {source}" if inside else "")
             why = "an input is never replaced, not even with --force"
             raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix="choose another name with -o")
 
 
-def _written(path: Path) -> str | None:
+def written_kind(path: Path) -> str | None:
     """The kind or schema of an unedited file of treeopt, in a format that is not part of a model's checkpoint."""
     from treeopt.files.tensors import unedited_schema
 
-    return unedited_kind(path) or (unedited_schema(path) if path.is_file() else None)
+    kind, unedited = _mark_of(path)
+    return kind if kind and unedited else unedited_schema(path) if path.is_file() else None
 
 
 TREE, PICTURE, BUFFERS, REPORT = "tree", "picture", "compiled tree", "report"  # kinds that are fast to make again
@@ -71,20 +73,20 @@ _PIECE = 1 << 20  # bytes that are hashed at a time
 def write_marked(
     path: str | os.PathLike[str], content: str, kind: str, configuration: Configuration | None = None
 ) -> None:
-    """Write a text, which must end with a line break, the configuration of its command as a comment, and its mark."""
+    """Write a text, which must end with a line break, the configuration of its command as a comment, and its mark.
+
+    E204 for a tree or a schedule whose file would be too large to be read.
+    """
     assert content.endswith("\n")
+    if kind == TREE and len(content) + LONGEST > strict_yaml.MAX_BYTES:
+        what, why = f"{path} would have {len(content):,} bytes", f"at most {strict_yaml.MAX_BYTES:,} are read"
+        raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix="a smaller --nodes, or fewer plans of a schedule")
     written_as = Path(path).suffix.lower() if kind in (PICTURE, REPORT) else ""
     before, after = _COMMENTS.get(written_as, _YAML)
     if configuration:
         content += f"{before}{comment_of(configuration)}{after}\n"
     digest = hashlib.sha256(content.encode()).hexdigest()
     write_text(path, f"{content}{before}treeopt {kind}, unedited: sha256 {digest}{after}\n")
-
-
-def unedited_kind(path: Path) -> str | None:
-    """The kind that the mark of a regular file names; None where there is no mark, or the text before it differs."""
-    kind, unedited = _mark_of(path)
-    return kind if unedited else None
 
 
 def is_edited(path: Path) -> bool:

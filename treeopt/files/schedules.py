@@ -9,10 +9,9 @@ from pydantic import Field
 from treeopt.defaults import KINDS
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
-from treeopt.files import strict_yaml
 from treeopt.files.configurations import entries, flow_mapping, stored_lines
 from treeopt.files.drafters import load_drafter
-from treeopt.files.outputs import LONGEST, TREE, write_marked
+from treeopt.files.outputs import TREE, write_marked
 from treeopt.files.strict_yaml import Document, Faults, Schema, check, faults_error
 from treeopt.files.trees import (
     DrafterLine,
@@ -140,12 +139,7 @@ def _plan_of(line: NoneLine | StaticLine | SizeLines, drafter: str) -> Plan:
 
 def save_schedule(schedule: Schedule, path: str | os.PathLike[str]) -> None:
     """Write a schedule as YAML; `load_planned` returns an equal one. An existing file is replaced."""
-    text = schedule_yaml(schedule, path)
-    if len(text) + LONGEST > strict_yaml.MAX_BYTES:
-        what = f"the trees of a schedule make a file of {len(text):,} bytes"
-        why = f"at most {strict_yaml.MAX_BYTES:,} are read"
-        raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix="smaller trees, or fewer cells")
-    write_marked(path, text, TREE)
+    write_marked(path, schedule_yaml(schedule, path), TREE)
 
 
 def schedule_yaml(schedule: Schedule, path: str | os.PathLike[str] = "schedule.yaml") -> str:

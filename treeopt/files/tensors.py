@@ -52,7 +52,7 @@ def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, ND
     if found != schema:
         _, use = OURS.get(str(found), ("", ""))
         raise TreeoptError(Code.FILE_INVALID, f"{path} holds {found!r}, but {schema!r} is needed here", fix=use)
-    stated = header.pop(_CHECKSUM, None)  # absent in files of treeopt before 0.2
+    stated = header.pop(_CHECKSUM, None)  # a file without one is not compared
     if stated not in (None, _checksum(arrays, header)):
         what = f"{path} was changed since it was written: its content does not match its checksum"
         raise TreeoptError(Code.FILE_INVALID, what, fix="make the file again")

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
 
 from treeopt.errors import Code, TreeoptError, counted
 from treeopt.files import strict_yaml
 from treeopt.files.bundled import zoo
 from treeopt.files.choices import is_choices, parse_choices
 from treeopt.files.configurations import decimal, entries, flow_mapping, stored_lines
-from treeopt.files.outputs import LONGEST, TREE, write_marked
+from treeopt.files.outputs import TREE, write_marked
 from treeopt.files.strict_yaml import (
     OURS,
     TREE_FORMATS,
@@ -54,19 +54,16 @@ class PathLine(Schema):
 class ExpectedLine(Schema):
     """Expected tokens per step (root counted), the number K of ranks, and the paths that these figures belong to.
 
-    `paths_sha256` is the first 12 hexadecimal digits of the SHA-256 of the sorted paths as JSON. Files written by 0.x
-    have the keys `unseen` and `of` for `cross_validated` and `paths_sha256`.
+    `paths_sha256` is the first 12 hexadecimal digits of the SHA-256 of the sorted paths as JSON.
     """
 
     independent: float = Field(ge=1.0)
     replay: float = Field(ge=1.0)
     top_k: int = Field(ge=1)
-    cross_validated: float | None = Field(
-        default=None, ge=1.0, validation_alias=AliasChoices("cross_validated", "unseen")
-    )
+    cross_validated: float | None = Field(default=None, ge=1.0)
     low: float | None = Field(default=None, ge=0.0)
     high: float | None = Field(default=None, ge=0.0)
-    paths_sha256: str = Field(validation_alias=AliasChoices("paths_sha256", "of"))
+    paths_sha256: str
 
 
 class DrafterLine(Schema):
@@ -102,13 +99,13 @@ class PolicyExpectedLine(Schema):
 
 
 class SizeLines(Schema):
-    """The sizes of a policy in a file: `nodes` or `path_tokens`. Files written by 0.x have `prices` for `size_cost`."""
+    """The sizes of a policy in a file: `nodes` or `path_tokens`."""
 
     kind: Literal["dynamic"]
     nodes: int | None = None
     path_tokens: int | None = None
     depth: int
-    size_cost: tuple[tuple[int, FiniteFloat], ...] = Field((), validation_alias=AliasChoices("size_cost", "prices"))
+    size_cost: tuple[tuple[int, FiniteFloat], ...] = ()
 
 
 class PolicyFile(SizeLines):
@@ -323,14 +320,7 @@ def drafter_line(drafter: str, source: Mapping[str, Any], path: str | os.PathLik
 
 def save_tree(tree: GivenTree, path: str | os.PathLike[str]) -> None:
     """Write a tree as YAML; `load_tree` returns an equal one. An existing file is replaced."""
-    tree = as_tree(tree)
-    text = tree_yaml(tree, path)
-    if len(text) + LONGEST > strict_yaml.MAX_BYTES:
-        what = f"a tree of {tree.nodes:,} nodes makes a file of {len(text):,} bytes"
-        raise TreeoptError(
-            Code.FILE_UNWRITABLE, what, why=f"at most {strict_yaml.MAX_BYTES:,} are read", fix="a smaller --nodes"
-        )
-    write_marked(path, text, TREE)
+    write_marked(path, tree_yaml(as_tree(tree), path), TREE)
 
 
 def save_policy(policy: TreePolicy | str | os.PathLike[str], path: str | os.PathLike[str]) -> None:

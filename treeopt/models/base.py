@@ -316,12 +316,9 @@ class Base:
                 raise self.not_finite("logits")
             largest.clear()
 
-        handle = self.model.register_forward_hook(look)
-        try:
+        with self.model.register_forward_hook(look):
             yield
             check()
-        finally:
-            handle.remove()
 
     def lm_logits(self, states: Tensor) -> Tensor:
         """The LM head's outputs for states [..., d], on their device: [..., V]. Some models scale or cap them."""

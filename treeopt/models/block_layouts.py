@@ -16,8 +16,8 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.block_heads import MARKOV_KINDS, VANILLA
 from treeopt.models.block_module import BlockWiring
 from treeopt.models.draft_layouts import (
-    DROPPED,
     SPECULATORS,
+    UNUSED,
     ModuleLayout,
     Names,
     decoder_config,
@@ -29,8 +29,7 @@ from treeopt.models.draft_layouts import (
 _AUX, _TARGETS = "aux_hidden_state_layer_ids", "target_layer_ids"
 _TWIN = "encoder.output_norm_enc.weight"  # a tensor of transformers' own layout
 _NAMES: Names = (
-    (r".*rotary_emb\.inv_freq", DROPPED),
-    (r"(d2t|t2d)", DROPPED),
+    *UNUSED,
     (r"layers\.", "decoder.layers."),
     (r"embed_tokens\.", "embeddings."),
     (r"logit_head\.markov_head\.", "markov_head."),  # of older files of DSpark
@@ -134,15 +133,11 @@ def _number(
     return found
 
 
-def _names(config: Mapping[str, Any]) -> str:
-    """What a config says that it is of, in one line."""
-    return f"{config.get('architectures')} {config.get(SPECULATORS, '')}".lower()
-
-
 def _from_root(config: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     """Whether the root's row predicts, by the config, or else by its name."""
     said = [settings[key] for key in ("sample_from_anchor", "shift_label") if isinstance(settings.get(key), bool)]
-    return bool(said[0]) if said else "dspark" in _names(config) or settings.get("projector_type") == "dspark"
+    names = f"{config.get('architectures')} {config.get(SPECULATORS, '')}".lower()
+    return bool(said[0]) if said else "dspark" in names or settings.get("projector_type") == "dspark"
 
 
 def _title(config: Mapping[str, Any], settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> str:

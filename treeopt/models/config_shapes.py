@@ -84,7 +84,8 @@ def shape_of_model(model: Any, name: str, source: str = "") -> ModelShape:
     if head is None:
         raise _not_modelled(name, config.model_type, "it has no LM head")
     tied = head.weight is model.get_input_embeddings().weight
-    matrices, experts = _matrices(model, head, _active(config))
+    active = next((int(value) for key in _ACTIVE if (value := getattr(config, key, None))), 0)  # 0 without experts
+    matrices, experts = _matrices(model, head, active)
     for module in experts:
         module.forward = lambda hidden, *_, **__: hidden  # left out
     short, cache = _forward(model, _SHORT, None)
@@ -148,11 +149,6 @@ def _matrices(model: nn.Module, head: nn.Module, active: int) -> tuple[list[Matr
         for (label, rows, columns, experts), count in counts.items()
     ]
     return found, stacked
-
-
-def _active(config: Any) -> int:
-    """Experts that one token passes through; 0 where the config has none."""
-    return next((int(value) for key in _ACTIVE if (value := getattr(config, key, None))), 0)
 
 
 def _attention(name: str, config: Any, cache: Any) -> Iterator[Attention]:

@@ -143,8 +143,11 @@ def devices_of(model: nn.Module) -> Iterator[torch.device]:
     """The device on which each module with weights of its own is run, in the order of the modules."""
     for module in model.modules():
         weight = next(module.parameters(recurse=False), None)
-        if weight is not None:
-            yield _execution_device(module) if weight.is_meta else weight.device
+        if weight is not None and not weight.is_meta:
+            yield weight.device
+        elif weight is not None:  # offloaded: the hook of the module moves its inputs and weights
+            places = [hook.execution_device for hook in _hooks(module) if hook.execution_device is not None]
+            yield torch.device(places[-1] if places else "meta")
 
 
 def device_names(model: nn.Module) -> str:
@@ -172,11 +175,8 @@ def kept_before(lm_head: nn.Module, positions: Tensor) -> Iterator[None]:
             return given
         return (torch.take_along_dim(given[0], positions.to(given[0].device)[..., None], dim=1),)
 
-    handle = lm_head.register_forward_pre_hook(keep)
-    try:
+    with lm_head.register_forward_pre_hook(keep):
         yield
-    finally:
-        handle.remove()
 
 
 def weight_of(model: nn.Module, name: str) -> Tensor:
@@ -186,12 +186,6 @@ def weight_of(model: nn.Module, name: str) -> Tensor:
     with align_module_device(module):
         weight: Tensor = getattr(module, leaf)
     return weight
-
-
-def _execution_device(module: nn.Module) -> torch.device:
-    """The device to which the hook of a module moves its inputs, and its offloaded weights."""
-    places = [hook.execution_device for hook in _hooks(module) if hook.execution_device is not None]
-    return torch.device(places[-1]) if places else torch.device("meta")
 
 
 def _hooks(module: nn.Module) -> Iterator[Any]:

@@ -27,9 +27,9 @@ DROPPED = ""  # replaces a tensor that is not read
 _PLAIN = (DROPPED, "fc.", "norm.")  # the last two are names of checkpoints, too
 SPECULATORS = "speculators_model_type"  # key of a config of speculators
 _AUX = "eagle_aux_hidden_state_layer_ids"
-_UNUSED: Names = ((r".*rotary_emb\.inv_freq", DROPPED), (r"(d2t|t2d)", DROPPED))
+UNUSED: Names = ((r".*rotary_emb\.inv_freq", DROPPED), (r"(d2t|t2d)", DROPPED))
 _EAGLE: Names = (
-    *_UNUSED,
+    *UNUSED,
     (r"midlayer\.", "decoder.layers.0."),
     (r"layers\.", "decoder.layers."),
     (r"transformer\.", "decoder.layers.0."),
@@ -49,7 +49,7 @@ _PARTS = {
     "norm.": r"(shared_head\.norm|norm|final_layernorm)\.",
 }
 _MTP: Names = (
-    *_UNUSED,
+    *UNUSED,
     (_SHARED, DROPPED),
     *((pattern, name) for name, pattern in _PARTS.items()),
     (r"layers\.0\.", "decoder.layers.0."),
@@ -195,7 +195,8 @@ def states_of(name: str, given: Any, more: int, layers: int) -> tuple[int, ...]:
         raise unread(name, f"{given!r} is not a list of the layers that it reads")
     reads = tuple(one + more for one in given)
     if not all(0 <= one <= layers for one in reads):
-        raise mismatched(name, f"it reads the states {list(reads)}, and the base has {layers} layers")
+        why = f"it reads the states {list(reads)}, and the base has {layers} layers"
+        raise TreeoptError(Code.DRAFT_MISMATCH, f"{name} was not made for this base: {why}")
     return reads
 
 
@@ -289,7 +290,3 @@ def decoder_config(name: str, config: Mapping[str, Any], keys: Iterable[str], ki
 def unread(name: str, why: str) -> TreeoptError:
     what = f"{name} is not a draft module that treeopt reads"
     return TreeoptError(Code.DRAFT_INVALID, what, why=why)
-
-
-def mismatched(name: str, why: str) -> TreeoptError:
-    return TreeoptError(Code.DRAFT_MISMATCH, f"{name} was not made for this base: {why}")

@@ -88,7 +88,9 @@ def load_heads(path: str | os.PathLike[str]) -> LoadedHeads:
         base = str(file.parent) if os.path.exists(os.path.expanduser(name)) else name  # the checkpoint has its base
     else:
         base = _base_of(config, file.parent)
-    known = fingerprint(heads), tuple(notes), _joint_base(config), _title(layout, heads)
+    made_by: Any = made if isinstance(made := config.get("treeopt"), dict) else {}
+    joint_base = str(made_by.get("base")) if made_by.get("method") == JOINT_METHOD else None
+    known = fingerprint(heads), tuple(notes), joint_base, _title(layout, heads)
     return LoadedHeads(heads.eval(), name, file, base, *known)
 
 
@@ -117,13 +119,6 @@ def _names_of_heads(index: Path, names: Iterable[str]) -> list[str]:
     """The names of heads among those of an index of shards."""
     prefix = detect(names, str(index)).prefix
     return [name for name in names if name.startswith(prefix)]
-
-
-def _joint_base(config: dict[str, Any]) -> str | None:
-    made_by = config.get("treeopt")
-    if not isinstance(made_by, dict) or made_by.get("method") != JOINT_METHOD:
-        return None
-    return str(made_by.get("base"))
 
 
 def _title(layout: HeadsLayout, heads: MedusaHeads) -> str:

@@ -25,6 +25,7 @@ class MedusaHeads(nn.Module):
     """
 
     token_map: Tensor | None
+    residual = True  # whether a block adds to its input
 
     def __init__(self, num_heads: int, blocks: int, hidden_size: int, vocab_size: int | None) -> None:
         """Heads whose weights are 0; with `vocab_size` None they share the base's LM head."""
@@ -81,7 +82,8 @@ class MedusaHeads(nn.Module):
         weights, biases = self.weight[:, :first], self.bias[:, :first]
         x = hidden.expand(weights.shape[1], *hidden.shape)
         for weight, bias in zip(weights, biases, strict=True):
-            x = x + F.silu(torch.baddbmm(bias[:, None, :], x, weight.transpose(1, 2)))
+            added = F.silu(torch.baddbmm(bias[:, None, :], x, weight.transpose(1, 2)))
+            x = x + added if self.residual else added
         return x
 
     def forward(self, hidden: Tensor, base_lm_head: nn.Module | None = None, first: int | None = None) -> Tensor:
@@ -97,14 +99,11 @@ class MedusaHeads(nn.Module):
         """
         x = self.features(hidden, first)
         if self.lm_head is not None:
-            return self._all_tokens(torch.bmm(x, self.lm_head[:first].transpose(1, 2)))
+            logits: Tensor = torch.bmm(x, self.lm_head[:first].transpose(1, 2))
+            if self.token_map is None:
+                return logits
+            full = logits.new_full((*logits.shape[:2], self.vocab_size or 0), UNMAPPED)
+            return full.index_copy(2, self.token_map, logits)
         assert base_lm_head is not None, "these heads share the base's LM head, which must be given"
-        logits: Tensor = base_lm_head(x)
-        return logits.to(x.device)  # the LM head may be on another device
-
-    def _all_tokens(self, logits: Tensor) -> Tensor:
-        """Logits of all tokens from those of the LM heads' rows: [H, n, T] -> [H, n, V]."""
-        if self.token_map is None:
-            return logits
-        full = logits.new_full((*logits.shape[:2], self.vocab_size or 0), UNMAPPED)
-        return full.index_copy(2, self.token_map, logits)
+        shared: Tensor = base_lm_head(x)
+        return shared.to(x.device)  # the LM head may be on another device

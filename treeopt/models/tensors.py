@@ -104,18 +104,13 @@ def check_shards(folder: Path) -> None:
         shards = read_config(file).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise TreeoptError(Code.FILE_INVALID, f"{file} has no weight_map from weights to files")
-        names = sorted(set(shards.values()))
-        odd = next((name for name in names if leaves_folder(name) or not _stays(folder / name, folder)), None)
+        place, names = Path(os.path.realpath(folder)), sorted(set(shards.values()))
+        inside = place, *(above.parent / "blobs" for above in place.parents if above.name == "snapshots")
+        odd = next((name for name in names if leaves_folder(name) or not stays_in(folder / name, *inside)), None)
         if odd is not None:
             what = f"{file} names weights in {odd!r}, which is not in its folder, or a link to another folder"
             fix = "put the files of weights into the folder, or name the folder that they are in"
             raise TreeoptError(Code.FILE_INVALID, what, why=_ONLY_BESIDE, fix=fix)
-
-
-def _stays(file: Path, folder: Path) -> bool:
-    """Whether a file, with all links followed, is in a folder, or in that of the files of a repository in the cache."""
-    place = Path(os.path.realpath(folder))
-    return stays_in(file, place, *(above.parent / "blobs" for above in place.parents if above.name == "snapshots"))
 
 
 def _not_read() -> Tensor:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from treeopt.models.base import Base
 from treeopt.models.block_module import BlockModule
@@ -148,12 +147,7 @@ def as_heads(
 class NoResidual(MedusaHeads):
     """Heads whose blocks are SiLU(W x + b), without x."""
 
-    def features(self, hidden: Tensor, first: int | None = None) -> Tensor:
-        weights, biases = self.weight[:, :first], self.bias[:, :first]
-        x = hidden.expand(weights.shape[1], *hidden.shape)
-        for weight, bias in zip(weights, biases, strict=True):
-            x = F.silu(torch.baddbmm(bias[:, None, :], x, weight.transpose(1, 2)))
-        return x
+    residual = False
 
 
 class LaggedModule(DraftModule):
@@ -200,17 +194,11 @@ def _wired(draft: Base, **changed: Any) -> Base:
     return _set(draft, wiring=dataclasses.replace(draft.model.wiring, **changed))
 
 
-def _as(draft: Base, kind: type[StateModule]) -> Base:
-    """A draft whose module is of another class."""
-    made = _set(draft)
-    made.model.__class__ = kind
-    return made
-
-
 def _toggled(draft: Base, kind: type[StateModule], plain: type[StateModule], name: str, other: str) -> Variant:
     """A draft of a class whose wiring differs, or of the plain one where it is of that class."""
-    is_one = isinstance(draft.model, kind)
-    return Variant(other if is_one else name, _as(draft, plain if is_one else kind), draft.model.wiring.reads)
+    is_one, made = isinstance(draft.model, kind), _set(draft)
+    made.model.__class__ = plain if is_one else kind
+    return Variant(other if is_one else name, made, draft.model.wiring.reads)
 
 
 def _with(draft: Base, change: Change) -> Base:

@@ -142,25 +142,23 @@ def _by_drafter_and_kind(profiles: Sequence[LatencyProfile]) -> dict[tuple[str, 
 def _groups(
     calibrations: Sequence[Calibration], priced: Mapping[tuple[str, str], LatencyProfile]
 ) -> list[DrafterGroup]:
-    """The calibrations and profiles of each drafter."""
+    """The calibrations and profiles of each drafter; of several with one name, its file or id is in the name, too."""
     by_drafter: dict[str, list[Calibration]] = {}
     for calibration in calibrations:
         by_drafter.setdefault(calibration.provenance.drafter_id, []).append(calibration)
-    groups = []
+    found = []
     for drafter_id, several in by_drafter.items():
         calibration = several[0].merge(*several[1:])
         profiles = {kind: profile for (drafter, kind), profile in priced.items() if drafter == drafter_id}
         named = [name for profile in profiles.values() if (name := str(profile.provenance.get("drafter_name", "")))]
         known = PurePath(calibration.provenance.drafter).name or drafter_id
-        groups.append(DrafterGroup((named or [known])[0] if drafter_id else HEADS, calibration, profiles))
-    names = [group.name for group in groups]
-    return [group if names.count(group.name) == 1 else _with_file(group) for group in groups]
-
-
-def _with_file(group: DrafterGroup) -> DrafterGroup:
-    """The group with its drafter's file in its name, or the drafter's id where no file is known."""
-    known = PurePath(group.calibration.provenance.drafter).name or group.drafter_id
-    return dataclasses.replace(group, name=f"{group.name} ({known})") if known else group
+        name = (named or [known])[0] if drafter_id else HEADS
+        found.append((name, f"{name} ({known})" if known else name, (calibration, profiles)))
+    names = [name for name, *_ in found]
+    return [
+        DrafterGroup(name if names.count(name) == 1 else whole, *traced_and_timed)
+        for name, whole, traced_and_timed in found
+    ]
 
 
 def _called(profile: LatencyProfile) -> str:
@@ -199,7 +197,7 @@ def _static_budget(group: DrafterGroup, profile: LatencyProfile, job: BuildJob, 
     limits = _limits(group.calibration, job, largest, path_tokens=by_paths)
     fitter = Fitter(group.calibration, limits, progress=progress)
     if job.nodes is None:
-        return best_size(fitter, job.methods, profile, *where).best
+        return best_size(fitter, job.methods, profile, *where)
     fit = fitter.choose(job.methods)
     tau = (fit.sums or fitter.sums(fit.tree)).tokens_per_step
     return Budget.of(fit.tree.nodes, tau, step_seconds(profile, size_of(fit.tree, profile), *where), alone)

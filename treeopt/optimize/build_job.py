@@ -11,8 +11,8 @@ from treeopt.defaults import DEFAULT_TOP_K, DEFAULT_VALUES, DEFAULT_WEIGHTS, KIN
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyProfile
-from treeopt.optimize.budget import check_priced, step_seconds
-from treeopt.optimize.curve import SizeChoice, best_size
+from treeopt.optimize.budget import Budget, check_priced, step_seconds
+from treeopt.optimize.curve import best_size
 from treeopt.optimize.select_method import Fitter, Limits, Method, MethodFit, candidates
 from treeopt.optimize.tree_builder import budget_of, check_size, describe, tree_limits
 from treeopt.progress import Progress, silent
@@ -42,11 +42,6 @@ class BuildJob:
         return bool(self.engine) or self.max_rank is not None
 
     @property
-    def unconstrained(self) -> BuildJob:
-        """The same job without these limits."""
-        return dataclasses.replace(self, engine="", max_rank=None)
-
-    @property
     def cuts(self) -> dict[str, Any]:
         """The limits of ranks, depth and gaps, those of the engine included, for `tree_limits`."""
         engine = ENGINES[self.engine] if self.engine else None
@@ -73,27 +68,30 @@ class Built:
     fitted: Calibration  # the texts it was fitted to
     limits: Limits
     budget: int | None  # the number of nodes that was given, or found to be the fastest; None of path tokens
-    choice: SizeChoice | None = None  # the fastest size, where it was searched
+    fastest: Budget | None = None  # the figures of the fastest size, where it was searched
 
 
 def run_job(calibration: Calibration, job: BuildJob, *, progress: Progress = silent) -> Built:
     """Build the tree of a job; ValueError where the fastest size is wanted without a profile."""
-    choice, nodes = None, job.nodes
+    best, nodes = None, job.nodes
     if nodes is None and job.path_tokens is None:
-        choice = _fastest(calibration, job, progress)
+        best = _fastest(calibration, job, progress)
         assert job.profile is not None
-        found = budget_of(choice.best.nodes, path_tokens=job.profile.path_tokens and choice.best.nodes > ONE_NODE)
+        found = budget_of(best.nodes, path_tokens=job.profile.path_tokens and best.nodes > ONE_NODE)
         job, nodes = dataclasses.replace(job, **found), found["nodes"]
     elif nodes is not None:
-        _check_engine(nodes, job)
+        most = ENGINES[job.engine].max_nodes if job.engine else None
+        if most is not None and nodes > most:
+            what = f"{ENGINES[job.engine].reader} takes {most:,} nodes at most here, not {nodes:,}"
+            raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, at=f"--nodes {nodes}", fix=f"--nodes {most}")
         check_size(tree_limits(calibration, nodes, **job.cuts), calibration.num_heads, "--nodes")
     limits = tree_limits(calibration, nodes, **job.cuts)
     fitter = Fitter(calibration, limits, progress=progress)
     fit = fitter.choose(job.methods)
-    return Built(describe(fitter, fit, engine=job.engine), fit, calibration, limits, nodes, choice)
+    return Built(describe(fitter, fit, engine=job.engine), fit, calibration, limits, nodes, best)
 
 
-def _fastest(calibration: Calibration, job: BuildJob, progress: Progress) -> SizeChoice:
+def _fastest(calibration: Calibration, job: BuildJob, progress: Progress) -> Budget:
     """The fastest size by the profile of a job."""
     if job.profile is None:
         raise ValueError("the fastest size needs a latency profile")
@@ -108,11 +106,3 @@ def _fastest(calibration: Calibration, job: BuildJob, progress: Progress) -> Siz
 def _least(*limits: int | None) -> int | None:
     """The least of several limits, some of which are None."""
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _check_engine(nodes: int, job: BuildJob) -> None:
-    """Raise E105 where the engine takes no tree of so many nodes."""
-    most = ENGINES[job.engine].max_nodes if job.engine else None
-    if most is not None and nodes > most:
-        what = f"{ENGINES[job.engine].reader} takes {most:,} nodes at most here, not {nodes:,}"
-        raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, at=f"--nodes {nodes}", fix=f"--nodes {most}")

@@ -1,15 +1,13 @@
 """What a build says: of a tree, of a policy of per-step trees, and of the choice among drafters."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
 
 from treeopt.calibration import Calibration
 from treeopt.defaults import KINDS, NODES, ONE_NODE, PATH_TOKENS
 from treeopt.errors import counted
-from treeopt.facts import Column, Fact, Part, Table, milliseconds, picked
-from treeopt.optimize.auto_drafter import Candidate, DrafterChoice
+from treeopt.facts import Column, Fact, Part, Table, for_programs, milliseconds, picked
+from treeopt.optimize.auto_drafter import DrafterChoice
 from treeopt.optimize.build_job import Built
 from treeopt.optimize.curve import Curve
 from treeopt.optimize.intervals import FEWEST_TEXTS
@@ -19,6 +17,7 @@ from treeopt.policy import Plan, TreePolicy
 from treeopt.tree import Tree
 
 _EXPECTED = "expected tokens per step"
+TREES = {KINDS[0]: KINDS[0], KINDS[1]: "per step"}  # names of kinds of trees
 
 
 def tree_report(built: Built) -> Iterator[Part]:
@@ -31,10 +30,10 @@ def tree_report(built: Built) -> Iterator[Part]:
     )
     yield price(tree)
     steps = {name: value for name, value in vars(expected).items() if name != "top_k"}
-    yield from _keyed(picked(tree, "nodes", "depth", "paths", "values"))
-    yield from _keyed({"leaves": len(tree.leaves), "top_k": expected.top_k, "expected_tokens_per_step": steps})
-    yield from _keyed({"cross_validated_steps": built.fit.trials})
-    yield from _keyed({"texts_fitted": built.fitted.sequences, "texts_distinct": built.fitted.distinct})
+    own = {"leaves": len(tree.leaves), "top_k": expected.top_k, "cross_validated_steps": built.fit.trials}
+    texts = {"texts_fitted": built.fitted.sequences, "texts_distinct": built.fitted.distinct}
+    known = picked(tree, "nodes", "depth", "paths", "values")
+    yield from for_programs({**known, **own, **texts, "expected_tokens_per_step": steps})
     yield Fact("method", str(built.fit.method), key="method")
     yield Fact(_EXPECTED, expected.independent, ".3f", "independent: 1 + sum of products of accuracies")
     yield Fact("", expected.replay, ".3f", f"replay: a decoder on {texts_of(built.fitted)}")
@@ -45,24 +44,12 @@ def tree_report(built: Built) -> Iterator[Part]:
             more = f"90 %, {3 * built.fitted.distinct} more prompts would halve that"
             left_out += f"; {expected.low:.3f} to {expected.high:.3f} on as many new prompts ({more})"
         yield Fact("", expected.cross_validated, ".3f", left_out)
-    if tree.values is not None:
-        levels = 1 + np.cumsum(np.bincount([len(path) for path in tree.paths], tree.values))[1:]
-        shown = " ".join(f"{tokens:.2f}" for tokens in levels)
-        yield Fact("by levels", shown, note="tokens per step of its first 1, 2, ... levels, by the values of nodes")
-        yield Fact(None, levels, key="tokens_per_step_by_levels")
-    if built.choice is not None:
-        sizes, by_nodes = (("fastest", built.choice.best), ("64 nodes", built.choice.at_64)), built.budget is not None
-        columns = (
-            Column("by the profile", lambda size: size[0]),
-            Column(NODES if by_nodes else PATH_TOKENS, lambda size: size[1].nodes),
-            Column("tokens/step", lambda size: size[1].tokens_per_step, ".3f"),
-            Column("overhead", lambda size: size[1].overhead, ".2f"),
-            Column("speedup", lambda size: size[1].speedup, ".2f"),
-        )
-        yield Table(columns, [size for size in sizes if size[1] is not None])
-        yield Fact(None, picked(built.choice, "best", "at_64"), key="auto")
-        if by_nodes:
-            yield by_one_growth(built.choice.largest)
+    best = built.fastest
+    if best is not None:
+        size = f"{best.nodes} {PATH_TOKENS}" if built.budget is None else counted(best.nodes, "node")
+        figures = f"{best.tokens_per_step:.3f} tokens/step, overhead {best.overhead:.2f}, speedup {best.speedup:.2f}"
+        yield Fact("by the profile", f"fastest: {size}, {figures}")
+        yield Fact(None, {"best": best}, key="auto")
 
 
 def price(tree: Tree) -> Fact:
@@ -102,10 +89,8 @@ def policy_report(policy: TreePolicy, plan: Plan, calibration: Calibration) -> I
     if policy.size_cost:
         yield Fact(f"mean {policy.unit} of a step", expected.nodes, ".1f")
     yield reliability_text(calibration)
-    yield from _plan(plan, KINDS[1], pays=pays)
-    yield from _keyed(
-        {"size_cost": policy.size_cost if pays else (), "calibration_error": calibration_error(calibration)}
-    )
+    more = {"size_cost": policy.size_cost if pays else (), "calibration_error": calibration_error(calibration)}
+    yield from for_programs({**_plan(plan, KINDS[1], pays=pays), **more})
 
 
 def choice_report(choice: DrafterChoice, batch: int) -> Iterator[Part]:
@@ -114,7 +99,7 @@ def choice_report(choice: DrafterChoice, batch: int) -> Iterator[Part]:
     pays = plan.nodes > ONE_NODE
     assert plan.expected is not None
     chosen = Column(None, lambda one: pays and one is best, key="chosen")
-    size = f"{best.group.name}, {_trees(best)}, {counted(plan.nodes, 'node')}, {plan.depth} deep"
+    size = f"{best.group.name}, {TREES[best.kind]}, {counted(plan.nodes, 'node')}, {plan.depth} deep"
     yield Table((*_CANDIDATES, chosen), choice.candidates, key="rows")
     yield (
         "tokens/step: all tokens / all steps, cross-validated for static trees; step: with its drafting, by the "
@@ -122,32 +107,22 @@ def choice_report(choice: DrafterChoice, batch: int) -> Iterator[Part]:
     )
     for one in choice.candidates:
         if one.budget is None:
-            yield f"left out: {one.group.name}, {_trees(one)}: {one.missing}" + (one.fix and f"; {one.fix}")
+            yield f"left out: {one.group.name}, {TREES[one.kind]}: {one.missing}" + (one.fix and f"; {one.fix}")
     yield f"fastest: {size if pays else 'none: plain decoding'}"
     yield Fact(_EXPECTED, plan.expected.replay, ".3f", "replay: a decoder on the texts of its calibrations")
-    yield from _plan(plan, best.kind, pays=pays)
-    yield Fact(None, best.group.name, key="drafter")
+    yield from for_programs({**_plan(plan, best.kind, pays=pays), "drafter": best.group.name})
 
 
-def _keyed(data: Mapping[str, Any]) -> Iterator[Fact]:
-    """Facts for programs alone."""
-    return (Fact(None, value, key=key) for key, value in data.items())
-
-
-def _plan(plan: Plan, kind: str, *, pays: bool) -> Iterator[Fact]:
+def _plan(plan: Plan, kind: str, *, pays: bool) -> dict[str, Any]:
     """For programs: the plan, and its kind where it is faster than plain decoding."""
-    yield from _keyed(picked(plan, "nodes", "depth", "drafter"))
-    yield from _keyed({"kind": kind if pays else "none", "expected_tokens_per_step": plan.expected})
-
-
-def _trees(one: Candidate) -> str:
-    return one.kind if one.kind == KINDS[0] else "per step"
+    more = {"kind": kind if pays else "none", "expected_tokens_per_step": plan.expected}
+    return {**picked(plan, "nodes", "depth", "drafter"), **more}
 
 
 _CANDIDATES = (
     Column("drafter", "group.name", key="drafter"),
     Column(None, "group.drafter_id"),
-    Column("trees", _trees),
+    Column("trees", "kind", TREES.__getitem__, key=""),
     Column(None, "kind"),
     Column("nodes", "budget.nodes"),
     Column("tokens/step", "budget.tokens_per_step", ".3f"),
@@ -177,7 +152,7 @@ def curve_report(curve: Curve, calibration: Calibration, kind: str) -> Iterator[
         Column("speedup", "speedup", ".2f"),
     )
     yield Table(columns, curve.points)
-    yield from _keyed({**vars(curve), "texts": calibration.sequences, "texts_distinct": calibration.distinct})
+    yield from for_programs({**vars(curve), "texts": calibration.sequences, "texts_distinct": calibration.distinct})
     yield f"tokens per step over {texts_of(calibration)}; {curve.method}"
     if kind == KINDS[0] and curve.unit == NODES:
         yield by_one_growth(curve.points[-1].nodes)

@@ -19,7 +19,7 @@ from treeopt.defaults import (
     STEP_SIZES,
 )
 from treeopt.latency import LatencyProfile
-from treeopt.optimize.budget import Budget, best_budget, budget_at, check_priced, step_seconds
+from treeopt.optimize.budget import Budget, best_budget, check_priced, step_seconds
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval, sampling_interval
 from treeopt.optimize.per_step import sums_by_size, traced_steps
 from treeopt.optimize.replay import TextSums
@@ -181,22 +181,10 @@ def _points(
     return tuple(points)
 
 
-REFERENCE_NODES = 64  # of Medusa's published trees
-
-
-@dataclass(frozen=True)
-class SizeChoice:
-    """The figures of the fastest size, and of 64 nodes where growth reaches them, up to the `largest` size."""
-
-    best: Budget
-    at_64: Budget | None
-    largest: int
-
-
 def best_size(
     fitter: Fitter, methods: Sequence[Method], profile: LatencyProfile, batch: int = 1, context: int | None = None
-) -> SizeChoice:
-    """The number of nodes, up to the fitter's limit, with the most tokens per second.
+) -> Budget:
+    """The figures of the number of nodes, up to the fitter's limit, with the most tokens per second.
 
     Tokens per step are cross-validated where there are enough different texts. All sizes come from one growth, and
     tokens per step are interpolated between the sizes that are replayed. Sizes that no growth reaches are left out.
@@ -208,5 +196,4 @@ def best_size(
     sizes = default_sizes(largest)
     known = [sums.tokens_per_step for sums in fitter.cross_validated_sums(method, sizes)]
     expected = np.interp(np.arange(1, largest + 1), sizes, known)
-    at_64 = budget_at(expected, profile, REFERENCE_NODES, batch, context) if largest >= REFERENCE_NODES else None
-    return SizeChoice(best_budget(expected, profile, batch, context), at_64, largest)
+    return best_budget(expected, profile, batch, context)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from treeopt.optimize.trie import Children, Floats
 from treeopt.optimize.values import Values
-from treeopt.tree import Path, Tree
+from treeopt.tree import Tree
 
 PAD = -1  # beyond the end of a path; sorts before every rank
 _ROOT = -1  # the root as a parent
@@ -44,7 +44,8 @@ class Growth:
         assert nodes is None or nodes >= 1
         count = len(self.values) if nodes is None else min(nodes - 1, len(self.values))
         order = np.argsort(self.places[:count])
-        return Tree(_tuples(self.paths[order]), tuple(map(_six_digits, self.values[order].tolist())))
+        paths = (tuple(rank for rank in row if rank != PAD) for row in self.paths[order].tolist())
+        return Tree(tuple(paths), tuple(map(_six_digits, self.values[order].tolist())))
 
     def makes_the_tree_of(self, other: Growth) -> bool:
         """Whether `tree()` of both is equal; neither is made."""
@@ -173,11 +174,6 @@ def _in_order(levels: list[_Level], budget: int) -> Growth:
 def _depth(paths: NDArray[np.int32]) -> int:
     """Length of the longest path."""
     return int(np.count_nonzero((paths != PAD).any(axis=0)))
-
-
-def _tuples(paths: NDArray[np.int32]) -> tuple[Path, ...]:
-    lengths = np.count_nonzero(paths != PAD, axis=1).tolist()
-    return tuple(tuple(row[:length]) for row, length in zip(paths.tolist(), lengths, strict=True))
 
 
 def _six_digits(value: float) -> float:

@@ -60,36 +60,21 @@ def by_text(token_hashes: Sequence[str], tokens: NDArray[Any], *steps: NDArray[A
     return [total[sums[0] > 0] for total in sums]
 
 
-def sampling_interval(
-    tokens: Numbers, steps: Numbers, *, seed: int = 0, replicates: int = REPLICATES
-) -> Interval | None:
+def sampling_interval(tokens: Numbers, steps: Numbers) -> Interval | None:
     """The interval of the expected tokens per step of texts with these tokens and steps, [S] each."""
-    if too_few(tokens):
-        return None
-    drawn = _draw(tokens, steps, len(tokens), seed, replicates)
-    return between(drawn, tokens.sum() / steps.sum(), tokens)
+    return None if too_few(tokens) else between(_draw(tokens, steps), tokens.sum() / steps.sum(), tokens)
 
 
-def prediction_interval(
-    tokens: Numbers,
-    steps: Numbers,
-    counted: Numbers | None = None,
-    *,
-    new_texts: int | None = None,
-    seed: int = 0,
-    replicates: int = REPLICATES,
-) -> Interval | None:
-    """The interval of tokens per step, counted on `new_texts` other texts (as many as these where None).
+def prediction_interval(tokens: Numbers, steps: Numbers, counted: Numbers | None = None) -> Interval | None:
+    """The interval of tokens per step, counted on as many other texts.
 
-    Both samples vary, these texts and the new ones: where both are equally large, the 90 % sampling interval holds in
-    only three of four cases. Under sampling `tokens` are expected ones and `counted` [S] those of the texts: the figure
-    on new texts is a count, which varies more.
+    Both samples vary, these texts and the new ones: the 90 % sampling interval holds in only three of four cases. Under
+    sampling `tokens` are expected ones and `counted` [S] those of the texts: the figure on new texts is a count, which
+    varies more.
     """
     if too_few(tokens):
         return None
-    new = len(tokens) if new_texts is None else new_texts
-    sampled = _draw(tokens, steps, len(tokens), seed, replicates)
-    predicted = _draw(tokens if counted is None else counted, steps, new, seed + 1, replicates)
+    sampled, predicted = _draw(tokens, steps), _draw(tokens if counted is None else counted, steps, seed=1)
     centre = tokens.sum() / steps.sum()
     if counted is not None:
         centre += centre - counted.sum() / steps.sum()  # the new texts have the mean of the expected tokens
@@ -97,13 +82,7 @@ def prediction_interval(
 
 
 def difference_interval(
-    tokens: Numbers,
-    steps: Numbers,
-    other: Numbers,
-    other_tokens: Numbers | None = None,
-    *,
-    seed: int = 0,
-    replicates: int = REPLICATES,
+    tokens: Numbers, steps: Numbers, other: Numbers, other_tokens: Numbers | None = None
 ) -> Interval | None:
     """The interval of the difference in tokens per step of two trees on the same texts (paired resamples).
 
@@ -113,9 +92,8 @@ def difference_interval(
     if too_few(tokens):
         return None
     other_tokens = tokens if other_tokens is None else other_tokens
-    one = _draw(tokens, steps, len(tokens), seed, replicates)
-    two = _draw(other_tokens, other, len(tokens), seed, replicates)
-    return between(one - two, tokens.sum() / steps.sum() - other_tokens.sum() / other.sum(), tokens)
+    apart = _draw(tokens, steps) - _draw(other_tokens, other)
+    return between(apart, tokens.sum() / steps.sum() - other_tokens.sum() / other.sum(), tokens)
 
 
 def too_few(tokens: Numbers) -> bool:
@@ -128,9 +106,9 @@ def _effective_number(tokens: Numbers) -> float:
     return float(tokens.sum() ** 2 / np.square(tokens, dtype=np.float64).sum())
 
 
-def _draw(tokens: Numbers, steps: Numbers, count: int, seed: int, replicates: int) -> Floats:
-    """float64 [replicates]: tokens per step of `count` texts drawn with replacement."""
-    drawn = resamples(len(tokens), count, seed, replicates)
+def _draw(tokens: Numbers, steps: Numbers, seed: int = 0) -> Floats:
+    """float64 [REPLICATES]: tokens per step of as many texts drawn with replacement."""
+    drawn = resamples(len(tokens), len(tokens), seed, REPLICATES)
     return np.concatenate([times @ tokens / np.maximum(times @ steps, 1e-300) for times in drawn])
 
 

@@ -140,10 +140,6 @@ class Replay:
             return (0,)
         return tuple(np.bincount(self.accepted[self.verified], minlength=self.depth + 1).tolist())
 
-    def steps_by_sequence(self) -> NDArray[np.int64]:
-        """int64 [S]: steps of each sequence."""
-        return self.sums.steps
-
     def acceptance_by_depth(self) -> NDArray[np.float64]:
         """float64 [D]: share of steps that accept d drafts or more, d = 1 .. D."""
         counts = np.bincount(self.accepted[self.visited], minlength=self.depth + 1)

@@ -232,13 +232,8 @@ class _FittedPart:
     def __init__(self, fitter: Fitter, weights: Floats) -> None:
         self.weights = weights
         self._fitter = fitter
-        self._growths: dict[Method, Growth] = {}
         self.estimate = functools.cache(self._estimate)
-
-    def growth(self, method: Method) -> Growth:
-        if method not in self._growths:
-            self._growths[method] = self._fitter.grow(self.estimate(method))
-        return self._growths[method]
+        self.growth = functools.cache(lambda method: fitter.grow(self.estimate(method)))
 
     def growths(self, method: Method, sizes: Sequence[int]) -> list[Growth]:
         if self._fitter.limits.path_tokens is None:

@@ -74,31 +74,18 @@ class PathTrie:
             parents, parent_count = above, size
             above, size = self._nodes[level], len(self.keys[level])
             hits = np.bincount(above, weights=weights, minlength=size + 1)[:size].astype(np.float64)
-            if self._target is not None:
-                hits = self._expected_hits(level, hits, weights, parents, parent_count, self._target)
+            if (target := self._target) is not None:
+                from scipy.sparse import csr_array  # takes a tenth of a second
+
+                counted, traced = self.ranks[level] >= target.ranks, min(target.ranks, self.top_k)
+                expected = np.zeros((parent_count, self.top_k))  # hits of ranks that were not traced are counted
+                expected[self.keys[level][counted] // self.top_k, self.ranks[level][counted]] = hits[counted]
+                probability = target.probability[:, level, :traced].astype(np.float64)
+                sums = csr_array((weights, (parents, np.arange(len(weights)))), shape=(parent_count + 1, len(weights)))
+                expected[:, :traced] = (sums @ probability)[:parent_count]
+                hits = expected
             counts.append(Counts(hits, trials.astype(np.float64)))
         return counts
-
-    def _expected_hits(
-        self,
-        level: int,
-        hits: Floats,
-        weights: Floats,
-        parents: NDArray[np.int32],
-        parent_count: int,
-        target: TargetTraces,
-    ) -> Floats:
-        """float64 [U of the level above, K], as `Counts.hits`; those of ranks that were not traced are counted."""
-        found = np.zeros((parent_count, self.top_k))
-        counted = self.ranks[level] >= target.ranks
-        found[self.keys[level][counted] // self.top_k, self.ranks[level][counted]] = hits[counted]
-        from scipy.sparse import csr_array  # takes a tenth of a second
-
-        traced = min(target.ranks, self.top_k)
-        probability = target.probability[:, level, :traced].astype(np.float64)
-        sums = csr_array((weights, (parents, np.arange(len(weights)))), shape=(parent_count + 1, len(weights)))
-        found[:, :traced] = (sums @ probability)[:parent_count]
-        return found
 
     def find(self, paths: NDArray[np.int32]) -> Ints:
         """int64 [n]: the index of each path (int32 [n, length]) in its level; -1 where it does not occur."""

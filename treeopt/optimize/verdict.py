@@ -238,7 +238,8 @@ class Considering:
         progress: Progress,
     ) -> None:
         self.calibration, self.job = calibration, job
-        self.sampling = functools.cache(self._sampling)
+        hashes = calibration.token_hashes  # the interval of a plan's tokens per step:
+        self.sampling = functools.cache(lambda one: sampling_interval(*by_text(hashes, *one.sums.columns)[:2]))
         self._sizes = {
             kind: {int(size) for place in places for size in profile.curve(*place)[0]}
             for kind, profile in priced.items()
@@ -248,10 +249,6 @@ class Considering:
         self.unit = PATH_TOKENS if self.by_paths else NODES
         limits = tree_limits(calibration, **{**job.cuts, **budget_of(largest, path_tokens=self.by_paths)})
         self.fitter = Fitter(calibration, limits, progress=progress)
-
-    def _sampling(self, one: Considered) -> Interval | None:
-        """The interval of a plan's tokens per step."""
-        return sampling_interval(*by_text(self.calibration.token_hashes, *one.sums.columns)[:2])
 
     @functools.cached_property
     def none(self) -> Considered:

@@ -5,8 +5,8 @@ from typing import Any
 
 from treeopt.defaults import CHAIN, KINDS, NODES, NONE, ONE_NODE
 from treeopt.errors import counted
-from treeopt.facts import Column, Fact, Part, Table, milliseconds
-from treeopt.optimize.build_report import few_texts, fitted_texts, texts_of
+from treeopt.facts import Column, Fact, Part, Table, for_programs, milliseconds
+from treeopt.optimize.build_report import TREES, few_texts, fitted_texts, texts_of
 from treeopt.optimize.verdict import EQUAL, Setting, Verdict, Verdicts
 from treeopt.policy import Plan, TreePolicy
 from treeopt.schedule import Schedule
@@ -16,8 +16,7 @@ _BEST, _AS_FAST = "best", "not told apart"
 
 def verdict_report(found: Verdicts) -> Iterator[Part]:
     """For each batch and context the fastest of each kind; for programs all that was considered."""
-    rows = [row for one in found.verdicts for row in _rows(found, one)]
-    yield Table(_COLUMNS, rows)
+    yield Table(_COLUMNS, [row for one in found.verdicts for row in _rows(found, one)])
     yield (
         "tokens/step: all tokens / all steps, cross-validated for static trees; tokens/s: of the whole batch; speedup: "
         "over the profile's autoregressive step, with its 90 % interval by the sampling of texts"
@@ -28,11 +27,10 @@ def verdict_report(found: Verdicts) -> Iterator[Part]:
     )
     for kind, fix in found.left_out.items():
         also = "chains and " if kind == KINDS[0] and found.verdicts[0].best_of(CHAIN) is None else ""
-        yield f"left out: {also}{_TREES[kind]}: {fix}"
-    everything = [_data(place, one) for place in found.verdicts for one in place.settings]
-    yield Fact(None, everything, key="rows")
-    yield Fact(None, found.left_out, key="left_out")
-    yield Fact(None, [_data(place, place.best) for place in found.verdicts], key="best")
+        yield f"left out: {also}{TREES[kind]}: {fix}"
+    rows = [_data(place, one) for place in found.verdicts for one in place.settings]
+    best = [_data(place, place.best) for place in found.verdicts]
+    yield from for_programs({"rows": rows, "left_out": found.left_out, "best": best})
 
 
 def verdict_warnings(found: Verdicts) -> Iterator[str]:
@@ -85,10 +83,9 @@ def plan_name(plan: Plan) -> str:
 def _named(kind: str, nodes: int, unit: str = NODES) -> str:
     if kind in (NONE, CHAIN):
         return NONE if kind == NONE else f"chain of {nodes - 1}"
-    return f"{_TREES[kind]}, {counted(nodes, unit.removesuffix('s'))}"
+    return f"{TREES[kind]}, {counted(nodes, unit.removesuffix('s'))}"
 
 
-_TREES = {KINDS[0]: KINDS[0], KINDS[1]: "per step"}
 _Row = tuple[Verdict, Setting, str]
 
 

@@ -134,11 +134,6 @@ def fit_efficiency(sources: Sequence[MeasuredSteps]) -> EfficiencyFit:
     return EfficiencyFit(efficiency, HeldOut("none", steps.errors(efficiency)), tuple(held_out))
 
 
-def extrapolated(efficiency: Efficiency, other: MeasuredSteps) -> HeldOut:
-    """The errors of an efficiency on the measured steps of another model of the same device."""
-    return HeldOut("model", _Steps.of([other]).errors(efficiency))
-
-
 @dataclass(frozen=True)
 class _Steps:
     """R measured steps, with what their operators, at most O, take at the peak figures."""

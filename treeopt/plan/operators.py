@@ -91,10 +91,13 @@ def forward_operators(
     shape: ModelShape, nodes: Floats, batch: int, cached: int, setting: StepSetting
 ) -> list[Operator]:
     """The operators of one forward over `nodes` new tokens (float64 [n]) of each text, after `cached` ones."""
-    found = [_product(matrix, batch * nodes, setting) for matrix in shape.matrices]
+    tokens = batch * nodes
+    found = [_product(matrix, tokens, setting) for matrix in shape.matrices]
     for kind in shape.attention:
         found += _attention(kind, nodes, batch, cached, setting)
-    return [*found, _writes(shape, batch * nodes, setting), _product(shape.lm_head, batch * nodes, setting)]
+    written, calls = setting.kv_bytes * (tokens * shape.cached_values), np.full_like(tokens, shape.layers)
+    writes = Operator("kv writes", np.zeros_like(tokens), written, calls, setting.activation)
+    return [*found, writes, _product(shape.lm_head, tokens, setting)]
 
 
 def drafting_operators(
@@ -154,10 +157,3 @@ def _attention(kind: Attention, nodes: Floats, batch: int, cached: int, setting:
         cache = setting.kv_bytes * texts * kind.kv_heads * keys * size
         flops = 2.0 * texts * kind.heads * nodes * keys * size
         yield Operator(name, flops, queries + cache + moved, np.full_like(nodes, kind.layers), setting.activation)
-
-
-def _writes(shape: ModelShape, tokens: Floats, setting: StepSetting) -> Operator:
-    """The keys and values of the new tokens go to the cache."""
-    numbers = tokens * shape.cached_values
-    calls = np.full_like(tokens, shape.layers)
-    return Operator("kv writes", np.zeros_like(tokens), setting.kv_bytes * numbers, calls, setting.activation)

@@ -11,7 +11,7 @@ import numpy as np
 from treeopt.calibration import Calibration
 from treeopt.defaults import HEADS, KINDS, MAX_NODES, ONE_NODE
 from treeopt.errors import check_choice, check_counts
-from treeopt.facts import Column, Fact, Part, Table, picked
+from treeopt.facts import Column, Part, Table, for_programs, picked
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.build_report import by_one_growth
 from treeopt.optimize.curve import calibration_curve, default_sizes
@@ -194,15 +194,11 @@ class SpeedPlan:
         yield self._table()
         first, model, acceptance = self.best[0], self.model, self.acceptance
         here = [point for point in self.points if (point.batch, point.context) == (first.batch, first.context)]
-        for key, value in {
-            "best_nodes": first.nodes,
-            "best": self.best,
-            "tokens_per_step": [[point.nodes, point.tokens_per_step] for point in here],
-            "drafting": str(model.drafting),
-            "model": picked(model.shape, "name", "parameters", "source"),
-            **picked(model, "device", "setting", "efficiency"),
-        }.items():
-            yield Fact(None, value, key=key)
+        shape = picked(model.shape, "name", "parameters", "source")
+        tokens = [[point.nodes, point.tokens_per_step] for point in here]
+        found = {"best_nodes": first.nodes, "best": self.best, "tokens_per_step": tokens, "model": shape}
+        made = picked(model, "device", "setting", "efficiency")
+        yield from for_programs({**found, "drafting": str(model.drafting), **made})
         for best in self.best:
             yield (
                 f"batch {best.batch}, context {best.context}: nodes of the fastest size: {best.nodes} of these "

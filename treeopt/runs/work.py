@@ -206,7 +206,7 @@ class Work(BatchRun[Chunk]):
 
     def _begin(self) -> None:
         if self._resume and self._note.exists():  # absent where a run was killed before its first chunk
-            found = self._read()
+            found = read_note(self._note)
             if found != self._settings:
                 raise other_settings(self.folder, found, self._settings)
             return
@@ -325,7 +325,7 @@ class Work(BatchRun[Chunk]):
             what = f"{self.folder} was deleted while it was written"
             why = "it holds the finished parts of the run until the output is written"
             raise TreeoptError(Code.SYSTEM_REFUSED, what, why=why, fix="give the same command again")
-        if self._read() != self._settings:
+        if read_note(self._note) != self._settings:
             what = f"another run has begun in {self.folder}"
             fix = "give the same command again with another -o, or when the other run has ended"
             raise TreeoptError(Code.FILE_UNWRITABLE, what, why="parts of two runs are not mixed", fix=fix)
@@ -367,13 +367,6 @@ class Work(BatchRun[Chunk]):
                 error.fix = "free some space; the same command with --resume continues"
             raise
 
-    def _read(self) -> dict[str, Any]:
-        try:
-            found = parse_json(read_bytes(self._note, MOST_SETTINGS))
-            return dict(found.items())
-        except (ValueError, AttributeError, TreeoptError) as error:
-            raise damaged(self._note, "is not what treeopt wrote") from error
-
     def _await_files(self, files: Sequence[Path]) -> None:
         """Wait until files that other processes wrote are seen here; E406 where one is not."""
         end = time.monotonic() + _VISIBLE
@@ -400,6 +393,15 @@ def _is_ours(file: Path) -> bool:
 
 def _stamp(file: Path) -> str:
     return str(file.stat().st_mtime_ns)
+
+
+def read_note(file: Path) -> dict[str, Any]:
+    """The object in a file of a run; E205 where it is damaged."""
+    try:
+        found = parse_json(read_bytes(file, MOST_SETTINGS))
+        return dict(found.items())
+    except (ValueError, AttributeError, TreeoptError) as error:
+        raise damaged(file, "is not what treeopt wrote") from error
 
 
 def other_settings(place: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> TreeoptError:

@@ -5,7 +5,6 @@ checkpoint without a mark is half-written, and a checkpoint that differs from it
 is an error, and is never deleted.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -17,9 +16,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import make_folder, write_text
-from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes
+from treeopt.files.read import sha256_of
 from treeopt.runs.lock import Lock
-from treeopt.runs.work import damaged, other_settings
+from treeopt.runs.work import damaged, other_settings, read_note
 
 FOLDER = "checkpoints"
 _NOTE = "begun.json"
@@ -56,7 +55,7 @@ def begin(folder: Path, begun: Mapping[str, Any]) -> None:
 
 def check_same(folder: Path, begun: Mapping[str, Any]) -> None:
     """Raise E205 unless the note of the run there equals this one."""
-    found = _object(folder / _NOTE)
+    found = read_note(folder / _NOTE)
     expected = json.loads(json.dumps(begun))
     if found != expected:
         raise other_settings(folder.parent, found, expected)
@@ -68,11 +67,11 @@ def last_checkpoint(folder: Path) -> Path | None:
     if not whole:
         return None
     last = max(whole, key=step_of)
-    files = _object(last / _MARK).get("files")
+    files = read_note(last / _MARK).get("files")
     if not isinstance(files, dict) or not all(name and name == Path(name).name for name in files):
-        raise damaged(last / _MARK, "is not what treeopt train wrote")
+        raise damaged(last / _MARK, "is not what treeopt wrote")
     for name, digest in files.items():
-        if not (last / name).is_file() or _digest(last / name) != digest:
+        if not (last / name).is_file() or sha256_of(last / name) != digest:
             fix = f"put it back, remove {last} to continue from the one before, or use --force instead of --resume"
             raise damaged(last / name, "is missing, or differs from what was saved", fix=fix)
     return last
@@ -98,23 +97,5 @@ class Marks(TrainerCallback):
         wait_for_everyone()  # each process writes one of the files
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"{_PREFIX}{state.global_step}"
-            files = {path.name: _digest(path) for path in sorted(checkpoint.iterdir()) if path.is_file()}
+            files = {path.name: sha256_of(path) for path in sorted(checkpoint.iterdir()) if path.is_file()}
             write_text(checkpoint / _MARK, json.dumps({"files": files}))
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of a run."""
-    try:
-        found = parse_json(read_bytes(path, MOST_SETTINGS))
-    except TreeoptError as error:
-        raise damaged(path, error.what.removeprefix(f"{path} ")) from error
-    except ValueError as error:
-        raise damaged(path, "is not what treeopt train wrote") from error
-    if not isinstance(found, dict):
-        raise damaged(path, "is not what treeopt train wrote")
-    return found

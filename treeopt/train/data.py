@@ -150,7 +150,8 @@ def _given(fields: dict[str, Any], vocab_size: int, name: str, index: int) -> Ex
     ids, answers = fields["ids"], fields.get("answers")
     spans: list[Any] = answers if isinstance(answers, list) else [None]
     known = isinstance(ids, list) and _whole_numbers(ids, vocab_size - 1)
-    if not (known and all(_is_span(span, len(ids)) for span in spans)):
+    pairs = [isinstance(span, list) and _whole_numbers(span, len(ids)) and len(span) == 2 for span in spans if known]
+    if not (known and all(pairs) and all(start <= end for start, end in spans)):
         what = f"row {index} of {name} has token ids or answer spans that do not fit together or the vocabulary"
         why = "`ids` are token ids of the base, `answers` [start, end] places among them"
         raise TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix="write the file again with treeopt distill")
@@ -159,10 +160,6 @@ def _given(fields: dict[str, Any], vocab_size: int, name: str, index: int) -> Ex
 
 def _whole_numbers(values: Sequence[Any], most: int) -> bool:
     return all(isinstance(value, int) and 0 <= value <= most for value in values)
-
-
-def _is_span(span: Any, most: int) -> bool:
-    return isinstance(span, list) and _whole_numbers(span, most) and len(span) == 2 and span[0] <= span[1]
 
 
 def _conversation(base: Base, messages: Sequence[Message], name: str, index: int) -> Example:

@@ -7,7 +7,6 @@ the base without the adapter at any time, and takes no memory twice.
 import copy
 import dataclasses
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +76,8 @@ def adapted(base: Base, settings: JointSettings) -> Adapted:
 
     model = _sharing_copy(base.model)
     untie(model)
-    names = {name for name, _ in _linear_layers(model)}
+    # Of every linear layer, the LM head among them; GPT-2 has layers of the class `Conv1D`.
+    names = {name for name, layer in model.named_modules() if isinstance(layer, (nn.Linear, Conv1D))}
     config = LoraConfig(
         r=settings.rank, lora_alpha=settings.alpha, lora_dropout=settings.dropout, target_modules=sorted(names)
     )
@@ -106,13 +106,6 @@ def _not_adaptable(base: Base, lacking: set[str], reason: str) -> TreeoptError:
     what = f"peft cannot put an adapter on every linear layer of {base.name}"
     why = f"it would leave out {', '.join(sorted(lacking)[:_SHOWN])}" if lacking else reason
     return TreeoptError(Code.MODEL_INVALID, what, why=why, fix="--stage 1, which does not train the base")
-
-
-def _linear_layers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name and weight of every linear layer, the LM head among them; GPT-2 has layers of the class `Conv1D`."""
-    for name, layer in model.named_modules():
-        if isinstance(layer, (nn.Linear, Conv1D)):
-            yield name, layer.weight
 
 
 def _sharing_copy(model: PreTrainedModel) -> PreTrainedModel:

@@ -97,12 +97,15 @@ def job_of(
     trained: int,
     more: Mapping[str, Any] | None = None,
 ) -> TrainingRun:
-    """A run over texts, after checking the disk space."""
+    """A run over texts, after checking that the disk has space for so many `trained` weights."""
     train, held_out = _split(texts.examples, settings)
     arguments = _trainer_arguments(folder / checkpoints.FOLDER, settings, len(train), base.device)  # joins processes
     job = TrainingRun(base, texts, train, held_out, folder, settings, arguments, more or {})
     if job.is_main:
-        check_space(folder, _disk_needed(job, trained), "training these heads")
+        checkpoint = 3 * 4 * trained  # weights and AdamW's two moments, in float32
+        held = sum(path.stat().st_size for path in job.checkpoints.rglob("*") if path.is_file())
+        # Two checkpoints are kept; a third, or the smaller file of the heads, is written before the oldest is deleted.
+        check_space(folder, 3 * checkpoint + _LOGS - held, "training these heads")
     return job
 
 
@@ -170,14 +173,6 @@ def _train(trainer: HeadsTrainer, checkpoint: Path | None, job: TrainingRun) -> 
     trainer.scores = ()
     if job.held_out:
         trainer.evaluate()
-
-
-def _disk_needed(job: TrainingRun, trained: int) -> int:
-    """Most bytes of a run on disk at once, beyond those of existing checkpoints; `trained` is a number of weights."""
-    checkpoint = 3 * 4 * trained  # weights and AdamW's two moments, in float32
-    held = sum(path.stat().st_size for path in job.checkpoints.rglob("*") if path.is_file())
-    # Two checkpoints are kept; a third, or the smaller file of the heads, is written before the oldest is deleted.
-    return 3 * checkpoint + _LOGS - held
 
 
 @torch.no_grad()

@@ -18,6 +18,8 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress
 from treeopt.train.loss import IGNORED, TOPS, head_losses, hits, targets, weighted
 
+_TIMES = ("_runtime", "_per_second", "_time")  # ends of names in the log whose values differ between equal runs
+
 
 @dataclass(frozen=True)
 class HeadScore:
@@ -104,7 +106,8 @@ class HeadsTrainer(Trainer):
                 logs |= {f"{prefix}head{h}_top{i}": share for i, share in enumerate(score.top, start=1)}
         super().log(logs, start_time)
         if self.is_world_process_zero():
-            lines = [_without_clock(line) for line in self.state.log_history if "train_runtime" not in line]
+            lines = [line for line in self.state.log_history if "train_runtime" not in line]
+            lines = [{key: line[key] for key in line if not key.endswith(_TIMES)} for line in lines]
             write_text(self.metrics_file, "".join(json.dumps(line) + "\n" for line in lines))
 
     def add_base(self, logs: dict[str, float], *sums: float) -> None:
@@ -114,11 +117,6 @@ class HeadsTrainer(Trainer):
         self.accelerator.unwrap_model(self.model).counts_hits = True
         found: dict[str, float] = super().evaluate(*args, **kwargs)
         return found
-
-
-def _without_clock(line: Mapping[str, float]) -> dict[str, float]:
-    """A log line without its times, which differ between equal runs."""
-    return {key: value for key, value in line.items() if not key.endswith(("_runtime", "_per_second", "_time"))}
 
 
 class Watch(TrainerCallback):

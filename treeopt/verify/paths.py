@@ -26,7 +26,7 @@ from treeopt.tree import ROOT
 from treeopt.verify.buffers import PAD, Buffers, once_a_tree
 from treeopt.verify.masks import frequency_switch
 from treeopt.verify.session import NodePath, check_lengths
-from treeopt.verify.states import Unlike, check_memory, joined, size_of, taken
+from treeopt.verify.states import Unlike, check_memory, joined, taken
 
 Ints = NDArray[np.int64]
 
@@ -242,11 +242,6 @@ class PathSession:
     def lengths(self) -> list[int]:
         """Tokens of each text, those pending included."""
         return [text.total for text in self._texts]
-
-    @property
-    def bytes_per_row(self) -> int:
-        """Bytes of the largest text's cache, which each of its rows has a copy of."""
-        return max(size_of(text.cache) for text in self._texts)
 
     def verify(self, tokens: Tensor, tree: Buffers) -> tuple[Tensor, Tensor]:
         """As `Session.verify`; `keep` must follow. E403 where the rows need more memory than is free."""

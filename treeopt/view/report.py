@@ -42,18 +42,14 @@ def render_report(data: Mapping[str, Any]) -> str:
     script = _template("report.js")
     policy = _POLICY.format(style=content_hash(style), script=content_hash(script))
     whole = {**dict.fromkeys(PARTS), **data}
-    head = {"style": style, "script": script, "policy": policy, "embedded": embedded_json(data)}
+    embedded = json.dumps(data, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
+    head = {"style": style, "script": script, "policy": policy, "embedded": embedded}
     return environment.get_template("report.html.j2").render(data=whole, **head, **_figures(data))
 
 
 def content_hash(text: str) -> str:
     """The source expression of a style sheet or a script in a Content-Security-Policy: `sha256-...`."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def embedded_json(data: Mapping[str, Any]) -> str:
-    """The data as JSON that is safe in a script element: it has no `<`, `>` and `&`."""
-    return json.dumps(data, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
 
 
 def _template(name: str) -> str:

@@ -50,7 +50,10 @@ def report_inputs(
         _check_headline(*read["tree"][0], *read["validation"][0])
     timing = Timing(read["profile"][0][1]) if read["profile"] else None
     if timing is not None:
-        _check_timing(timing, [one for _, one in read["calibrations"]])
+        timing.seconds(ONE_NODE)
+        known = [one for _, one in read["calibrations"]]
+        if known and not any(_priced(timing, one, kind) for one in known for kind in KINDS):
+            check_priced(timing.profile, known[0], timing.profile.kind or KINDS[0])
     # Files have their names on the page without folders, which say nothing to the reader.
     named = {name: [(Path(path).name, one) for path, one in files] for name, files in read.items()}
     plan, profile, comparison, decoding = (
@@ -64,13 +67,6 @@ def report_inputs(
             curves[kind] = calibration_curve(one, timed, kind=kind, largest=largest, progress=progress)
         traced.append(Traced(name, one, curves))
     return ReportInputs(title, traced, plan, profile, named["validation"], comparison, decoding)
-
-
-def _check_timing(timing: Timing, calibrations: Sequence[Calibration]) -> None:
-    """Raise E230 where a profile lacks one node, E223 or E230 where it is of the trees of none of the calibrations."""
-    timing.seconds(ONE_NODE)
-    if calibrations and not any(_priced(timing, one, kind) for one in calibrations for kind in KINDS):
-        check_priced(timing.profile, calibrations[0], timing.profile.kind or KINDS[0])
 
 
 def _priced(timing: Timing | None, calibration: Calibration, kind: str) -> bool:

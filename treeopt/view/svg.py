@@ -72,8 +72,9 @@ def _colors(palette: Mapping[str, str]) -> str:
         f".edge{{stroke:{neutral}}}",
         f".node circle{{fill:{neutral};stroke:{background}}}",
     ]
+    ends = list(zip(*(bytes.fromhex(palette[name][1:]) for name in ("low", "high")), strict=True))
     for i in range(SHADES):
-        color = _mixed(palette["low"], palette["high"], i / (SHADES - 1))
+        color = "#" + bytes(round(a + (b - a) * (i / (SHADES - 1))) for a, b in ends).hex()
         rules += [f".s{i}.edge{{stroke:{color}}}", f".s{i} circle{{fill:{color}}}"]
     rules += [
         f".void circle{{fill:{background};stroke:{neutral}}}",
@@ -92,11 +93,6 @@ def _scoped(rules: list[str] | tuple[str, ...]) -> str:
         selectors, _, rest = rule.partition("{")
         scoped.append(",".join(f"{_PICTURE} {one}" for one in selectors.split(",")) + "{" + rest)
     return "".join(scoped)
-
-
-def _mixed(low: str, high: str, share: float) -> str:
-    ends = zip(bytes.fromhex(low[1:]), bytes.fromhex(high[1:]), strict=True)
-    return "#" + bytes(round(a + (b - a) * share) for a, b in ends).hex()
 
 
 STYLE = style()
