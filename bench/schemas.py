@@ -14,6 +14,7 @@ from typing import Any
 
 from timing import add_tiny, machine
 
+from treeopt.drafting import memory
 from treeopt.files import calibrations, drafters, profiles, results, schedules, trees
 from treeopt.texts import prompts
 
@@ -25,6 +26,7 @@ MODELS: dict[str, Any] = {
     "prompts": prompts.PromptSetFile,
     "calibration": calibrations.CalibrationHeader,
     "drafter": drafters.DrafterHeader,
+    "memory": memory.MemoryHeader,
     "validation": results.ValidationResult,
     "comparison": results.ComparisonResult,
     "decoding": results.DecodingResult,

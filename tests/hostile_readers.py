@@ -22,6 +22,7 @@ from tiny import tiny_base
 from treeopt.calibrate.results import merge_calibrations
 from treeopt.calibrate.shards import load_shard
 from treeopt.cli.configuration import _read as read_options
+from treeopt.drafting.memory import load_memory
 from treeopt.export.acceptance import read_acceptance
 from treeopt.export.draft_config import read_draft_config
 from treeopt.export.lint import lint_tree
@@ -29,7 +30,7 @@ from treeopt.export.trees import import_tree
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.configurations import configuration_yaml, stored_configuration
 from treeopt.files.drafters import load_drafter
-from treeopt.files.outputs import unedited_kind
+from treeopt.files.outputs import written_kind
 from treeopt.files.profiles import load_profile
 from treeopt.files.results import ComparisonResult, DecodingResult, ValidationResult, load_result
 from treeopt.files.schedules import load_plan_for, load_planned
@@ -124,7 +125,7 @@ def _merged(path: Path) -> object:
 
 
 def _output(path: Path) -> object:
-    return unedited_kind(path), unedited_schema(path)
+    return written_kind(path), unedited_schema(path)
 
 
 @functools.cache
@@ -226,6 +227,7 @@ READERS: dict[str, Reader] = {
         (),
         lambda folder: (folder / "begun.json").write_bytes(seeds.begun()[0]),
     ),
+    "memory": Reader(load_memory, "m.safetensors", seeds.memories, damage_arrays, ("load_memory",)),
     "drafter": Reader(load_drafter, "d.safetensors", seeds.drafters, damage_arrays, ("load_drafter",)),
     "result of validate": Reader(
         lambda path: load_result(path, ValidationResult), "v.json", seeds.validations, damage_json, _RESULTS

@@ -24,6 +24,7 @@ from treeopt.calibrate.shards import CalibrationShard, Shard, save_shard
 from treeopt.defaults import STEP_SIZES
 from treeopt.drafter import MAX_MATCH, Drafter, Level
 from treeopt.drafting.count import NgramCounts
+from treeopt.drafting.memory import Memory
 from treeopt.export.growmaps import growmap_pt, growmap_text
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import save_drafter
@@ -144,6 +145,14 @@ def chunks() -> list[bytes]:
     return [
         _saved(lambda path: write_arrays(path, arrays, {"schema": "treeopt.chunk/1", "data": data}, overwrite=True))
     ]
+
+
+def memories() -> list[bytes]:
+    """Memories of the vocabulary of a model, one of them empty."""
+    empty, full = Memory(1 << 12), Memory(1 << 12)
+    full.fit(8, "the model")
+    full.add([1, 2, 3, 4, 5], [7], [])
+    return [_saved(one.save) for one in (empty, full)]
 
 
 def drafters() -> list[bytes]:

@@ -12,9 +12,10 @@ import torch
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Features, Floats, Ints
 from treeopt.drafting.kernel.compiled import compiled
-from treeopt.drafting.kernel.data import Kernel, record_arrays
+from treeopt.drafting.kernel.data import NO_MEMORY, Kernel, record_arrays
 from treeopt.drafting.kernel.nodes import begin_row, candidates, log_probability, normalise
 from treeopt.drafting.kernel.session import KernelSession, top_logprobs
+from treeopt.drafting.memory import Memory
 from treeopt.ngram_table import CONTEXT
 
 
@@ -70,8 +71,9 @@ def log_probabilities(k: Kernel, depth: int, scores: Floats, likely: Floats) -> 
 class Scorer:
     """The kernel with a drafter record, and no model."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, memory: Memory | None = None) -> None:
         self.drafter = drafter
+        self.memory = NO_MEMORY if memory is None else memory.arrays
         self.window = max(drafter.window, CONTEXT) if drafter.ngram_table else 1
         self.record = record_arrays(drafter)
 
@@ -95,7 +97,12 @@ class Scorer:
         texts = [row[int((row < 0).cumprod().sum()) :].tolist() for row in recent]
         texts = [[vocab if token < 0 else token for token in text] for text in texts]
         source: Any = SimpleNamespace(
-            logits_of="the test", logits_name="head", record=record, vocab_size=vocab + 1, known=known
+            logits_of="the test",
+            logits_name="head",
+            record=record,
+            vocab_size=vocab + 1,
+            known=known,
+            memory=self.memory,
         )
         session = KernelSession(source, texts, depth)
         session.look(

@@ -12,6 +12,8 @@ from .decode.rules import Sample as Sample
 from .decode.rules import Typical as Typical
 from .drafter import Drafter as Drafter
 from .drafting.learn import Learning as Learning
+from .drafting.memory import Memory as Memory
+from .drafting.memory import load_memory as load_memory
 from .errors import TreeoptError as TreeoptError
 from .evaluate.compare import compare as compare
 from .evaluate.learn_drafter import LearnedDrafter as LearnedDrafter

@@ -99,7 +99,7 @@ def test_methods_that_cannot_run_and_defaults() -> None:
     assert command is not None
     shown = {option.name: option.default for option in command.params}
     ours = {field.name: field.default for field in dataclasses.fields(CompareOptions)}
-    for name in ours.keys() & shown.keys() - {"methods", "prompts_learn"}:
+    for name in ours.keys() & shown.keys() - {"methods", "prompts_learn", "memory"}:
         assert shown[name] == ours[name], name
     assert {"texts", "learn_limit", "learn_tokens", "max_new_tokens", "nodes", "repeats"} <= ours.keys() & shown.keys()
 

@@ -312,7 +312,7 @@ SEVERAL_TEXTS = {
     *SEVERAL_KINDS,
     *("--calibration", "--profile", "--output", "--kind", "--temperature", "--draft", "--heads", "--model"),
     *("--acceptance", "--for", "--force", "--resume", "--largest", "--num-heads", "--repeats"),
-    *("--seed", "--levels", "--learn-tokens", "--shared-lm-head"),
+    *("--seed", "--levels", "--learn-tokens", "--shared-lm-head", "--memory"),
     *("--tree", "--title"),
 }
 

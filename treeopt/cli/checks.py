@@ -68,7 +68,7 @@ def check_belongs(names: tuple[str, ...], to: str, holds: bool) -> None:
 # Parameters that name files or models to read.
 INPUT_OPTIONS = (
     *("heads", "model", "adapter", "draft", "prompts", "prompts_learn", "responses", "exclude", "data"),
-    *("tree", "calibration", "calibrations", "drafter", "profile", "compare", "fit"),
+    *("tree", "calibration", "calibrations", "drafter", "memory", "profile", "compare", "fit"),
     *("validation", "comparison", "decoding", "file", "files", "first", "second"),
 )
 

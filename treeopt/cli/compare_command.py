@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,14 @@ import click
 
 from treeopt.cli.checks import check_inputs, check_suffix, origin_of
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafters import draft_option, load_draft_model, model_alone, sampled_tokens
+from treeopt.cli.drafters import (
+    chosen_memory,
+    draft_option,
+    load_draft_model,
+    memory_option,
+    model_alone,
+    sampled_tokens,
+)
 from treeopt.cli.numbers import COUNT, NOT_NEGATIVE, SEED, NumberOrAuto
 from treeopt.cli.options import (
     check_outputs,
@@ -66,6 +74,7 @@ _METHODS_HELP = (
 )
 @click.option("--seed", type=SEED, default=0, help="Seed of sampling.")
 @click.option("--batch-size", type=COUNT, default=16, help="Prompts decoded together while learning.")
+@memory_option
 @compile_option
 @nproc_option
 @click.option("--svg", help="Write a bar chart of the speedups.")
@@ -84,7 +93,8 @@ def run(console: Console, **options: Any) -> None:
 
     For each drafter the tree with the most tokens per second by timed steps is decoded as well. The last row,
     recommended, repeats the method with the highest measured speed; it is autoregressive decoding where no method is
-    faster by 2 %. With several --dtype, and with --compile, all methods are compared in each setting.
+    faster by 2 %. With --memory per-step trees of drafters with an n-gram table are decoded once more, each text with
+    those before it in a memory. With several --dtype, and with --compile, all methods are compared in each setting.
 
     Takes about 6 minutes for the built-in model and its prompts on two CPU cores.
     """
@@ -107,6 +117,7 @@ def run(console: Console, **options: Any) -> None:
     for options["compile"], options["dtype"] in settings:
         base, loaded = load_models(console, options, with_heads=not model_alone(options))
         drafts = [load_draft_model(console, {**options, "draft": name}, base) for name in names]
+        chosen = dataclasses.replace(chosen, memory=chosen_memory(console, options))
         with console.progress("compare") as progress:
             one = divided_compare(base, loaded, prompts, [one for one in drafts if one is not None], chosen, progress)
         if one is None:

@@ -14,6 +14,7 @@ from treeopt.cli.checks import check_belongs
 from treeopt.cli.console import Console
 from treeopt.cli.numbers import AUTO, NOT_NEGATIVE, NumberOrAuto
 from treeopt.cli.options import Option, group, load_models
+from treeopt.cli.processes import is_one_of_several
 from treeopt.defaults import (
     BLOCK,
     DRAFT_KINDS,
@@ -147,6 +148,22 @@ def load_draft_model(
 def _check_draft(options: Mapping[str, Any], drafter: treeopt.Drafter | None, why: str) -> None:
     if options["draft"] is not None and (drafter is None or not drafter.draft):
         raise TreeoptError(Code.DRAFTER_MISMATCH, f"--draft is given, and {why}", fix="leave out --draft")
+
+
+EMPTY = "empty"
+memory_option = click.option("--memory", help="Memory to begin with: file of `treeopt generate --memory`, or `empty`.")
+
+
+def chosen_memory(console: Console, options: Mapping[str, Any]) -> treeopt.Memory | None:
+    """The memory of `memory_option`; one process decodes with it, as its texts are in one order."""
+    if options["memory"] is None:
+        return None
+    if options["nproc"] > 1 or is_one_of_several():
+        raise click.UsageError("--memory takes one process")
+    memory = treeopt.Memory() if options["memory"] == EMPTY else treeopt.load_memory(options["memory"])
+    console.note(f"memory   {memory.num_tokens:,} tokens")
+    console.made_with["memory_id"] = memory.id
+    return memory
 
 
 def model_alone(options: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.checks import check_belongs, check_inputs, origin_of
+import treeopt
+from treeopt.cli.checks import check_belongs, check_inputs, option_of, origin_of
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import ChosenPlan, chosen_plan, load_draft_model, load_for_plan, plan_options
 from treeopt.cli.options import (
@@ -28,6 +30,7 @@ from treeopt.cli.terminal import colored, printable
 from treeopt.defaults import MAX_DEPTH
 from treeopt.errors import Code, TreeoptError
 from treeopt.facts import picked
+from treeopt.files.atomic import check_writable
 
 if TYPE_CHECKING:
     from treeopt.decode.decoder import TreeDecoder
@@ -46,6 +49,7 @@ _RULES = (GREEDY, SAMPLE, TYPICAL, REJECTION)
 @model_options(dtype="auto")
 @text_options()
 @plan_options
+@click.option("--memory", "memory_file", help="File of earlier texts; this one is added. A missing file is made.")
 @compile_option
 @acceptance_options(rules=_RULES, what="rejection: speculative sampling, of a chain that is drawn from --draft.")
 @click.option(
@@ -67,6 +71,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     drawn = options["acceptance"] == REJECTION
     _check_drawn(options, drawn)
     check_inputs()
+    memory = _memory(console, options["memory_file"])
     chosen = None if drawn else chosen_plan(options)
     rule = acceptance_rule(options, rules=_RULES)
     from treeopt.decode.stream import decoded_steps, stream_text, whole_text
@@ -74,8 +79,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     from treeopt.texts.encode import encode
     from treeopt.texts.prompts import request
 
-    made = _drawn_decoder(console, options, rule) if chosen is None else _decoder(console, options, rule, chosen)
-    decoder, origin = made
+    decoder, origin = _decoder(console, options, rule, chosen, memory)
     base, limit = decoder.base, options["max_new_tokens"]
     assert base.tokenizer is not None
     ids, _ = encode(request(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
@@ -86,6 +90,9 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     decoding, ready = decoder.start(ids, limit), now(base)
     steps = [piece.tokens for piece in _streamed(stream_text(decoding, base.tokenizer), console) if piece.tokens]
     measured = _measured(console, decoder, steps, ready - begin, now(base) - ready)
+    if memory is not None:
+        memory.add([*ids, *measured["tokens"]])
+        memory.save(options["memory_file"], overwrite=True)
     console.result(
         {
             "text": whole_text(measured["tokens"], base.tokenizer),
@@ -121,21 +128,37 @@ def _check_drawn(options: Mapping[str, Any], drawn: bool) -> None:
     check_belongs(("nodes",), f"--acceptance {REJECTION}", drawn)
     if drawn and options["draft"] is None:
         raise click.UsageError(f"--acceptance {REJECTION} needs --draft, a smaller model with the same tokenizer")
-    others = [name for name in ("tree", "drafter", "heads") if options[name] is not None]
+    others = [option_of(name) for name in ("tree", "drafter", "heads", "memory_file") if options[name] is not None]
     if drawn and others:
-        raise click.UsageError(f"--acceptance {REJECTION} draws its drafts from --draft: leave out --{others[0]}")
+        raise click.UsageError(f"--acceptance {REJECTION} draws its drafts from --draft: leave out {others[0]}")
 
 
 def _decoder(
-    console: Console, options: Mapping[str, Any], rule: Rule, chosen: ChosenPlan
+    console: Console, options: Mapping[str, Any], rule: Rule, chosen: ChosenPlan | None, memory: treeopt.Memory | None
 ) -> tuple[TreeDecoder, dict[str, Any]]:
-    """The decoder of a tree or policy, and the result's origin."""
+    """The decoder of a tree or policy, or of drawn chains, and the result's origin."""
+    if chosen is None:
+        return _drawn_decoder(console, options, rule)
     from treeopt.decode.decoder import TreeDecoder
 
     used = load_for_plan(console, {**options, **_named_models(options, chosen)}, chosen)
     heads = None if used.heads is None else used.heads.heads
-    decoder = TreeDecoder(used.base, heads, used.plan, drafter=used.drafter, draft=used.draft, acceptance=rule)
+    given: Any = {"drafter": used.drafter, "draft": used.draft, "acceptance": rule, "memory": memory}
+    decoder = TreeDecoder(used.base, heads, used.plan, **given)
+    decoder.memory = None  # the text is added once, after its steps were decoded again for the result
     return decoder, origin_of(used.base, used.heads, used.draft, used.plan)
+
+
+def _memory(console: Console, name: str | None) -> treeopt.Memory | None:
+    """The memory of a file, or an empty one for a new file, which this process alone writes until it ends."""
+    from treeopt.runs.lock import Lock
+
+    if name is None:
+        return None
+    click.get_current_context().with_resource(Lock(check_writable(name, overwrite=True)))
+    memory = treeopt.load_memory(name) if os.path.exists(name) else treeopt.Memory()
+    console.made_with["memory_id"] = memory.id
+    return memory
 
 
 def _drawn_decoder(console: Console, options: Mapping[str, Any], rule: Rule) -> tuple[TreeDecoder, dict[str, Any]]:

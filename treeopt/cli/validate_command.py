@@ -9,7 +9,7 @@ import click
 
 from treeopt.cli.checks import check_belongs, check_inputs, origin_of
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafters import chosen_plan, load_with_prompts, plan_options
+from treeopt.cli.drafters import chosen_memory, chosen_plan, load_with_prompts, memory_option, plan_options
 from treeopt.cli.numbers import COUNT, NOT_NEGATIVE, FiniteRange
 from treeopt.cli.options import (
     GREEDY,
@@ -37,6 +37,7 @@ _RULES = (GREEDY, SAMPLE, TYPICAL)
 @plan_options
 @click.option("--repeats", type=COUNT, default=1, help="Runs of each text and baseline, which take turns.")
 @click.option("--batch-size", type=COUNT, default=1, help="Prompts decoded together.")
+@memory_option
 @nproc_option
 @compile_option
 @acceptance_options(rules=_RULES, what="sample and typical: what is validated differs, see the command's help.")
@@ -65,6 +66,8 @@ def run(console: Console, **options: Any) -> None:
     (chi-square tests; exit status 5 where a p-value times the number of tests is below 1e-4). --acceptance typical is
     lossy: its texts are compared with greedy and sampled texts.
 
+    With --memory each text is drafted with those before it, which the prediction replays in the same order.
+
     --nproc divides the batches among processes. Processes on one CPU slow each other down, so compare speeds only
     within a run.
 
@@ -73,7 +76,7 @@ def run(console: Console, **options: Any) -> None:
     source = chosen_prompts(options)
     check_inputs()
     chosen = chosen_plan(options)
-    settings = _settings(options)
+    settings = {**_settings(options), "memory": chosen_memory(console, options)}
     from treeopt.evaluate.runs import JUDGED
     from treeopt.evaluate.validate import Validation, advice, divided_validate, make_inputs
     from treeopt.evaluate.validation_report import measured_data, measured_report, rule_report, tolerated_text
@@ -117,6 +120,7 @@ def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of `validate`; nothing is judged yet."""
     name = options["acceptance"]
     check_belongs(("judge",), f"--acceptance {GREEDY}", name == GREEDY)
+    check_belongs(("memory",), f"--acceptance {GREEDY}", name == GREEDY)
     check_belongs(("draws",), f"--acceptance {SAMPLE}", name == SAMPLE)
     if options["temperature"] == 0:
         raise click.UsageError("--temperature 0 is greedy decoding, which is the default: leave out --acceptance")

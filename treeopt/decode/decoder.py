@@ -9,11 +9,12 @@ A custom decoding loop uses two methods:
         rows.keep([...])                     # drop the rows whose text has ended
 """
 
+import copy
 import os
 from collections.abc import Iterator, Sequence
 from numbers import Integral
 from types import NoneType
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,10 @@ from transformers import PreTrainedModel
 from treeopt.decode.draft_metrics import Decoded, Step
 from treeopt.decode.plans import GivenPlan, as_plan, as_plan_for
 from treeopt.decode.rules import NOT_A_NUMBER, Greedy, Rule
+from treeopt.defaults import ONE_NODE
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import AcceptedPart, Drafts, Proposer, ProposerSession, reads_of
+from treeopt.drafting.memory import Memory, search
 from treeopt.drafting.plans import TreeSource, trees_for, untrained
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.base import Base, shown_name
@@ -44,6 +47,7 @@ class Rows:
         roots: each row's next token, chosen but not yet emitted; the next step emits it first.
         root: the same as int64 [B] on the model's device.
         hidden: float [B, d], the states that chose them.
+        prompts: the token ids of each prompt.
     """
 
     def __init__(
@@ -55,7 +59,9 @@ class Rows:
         hidden: Tensor,
         logits: Tensor | None,
         generator: torch.Generator | None,
+        prompts: Sequence[Sequence[int]],
     ) -> None:
+        self.prompts = prompts
         self.indices = list(range(len(roots)))
         self.session, self.drafting = session, drafting
         self.roots, self.root, self.hidden = roots, root, hidden
@@ -167,12 +173,14 @@ class TreeDecoder:
             first two steps then take many seconds, later steps less time than without. Rounding differs from the eager
             forward.
         probe: check that the base can verify trees (once for each model).
+        memory: earlier texts, in which the drafter searches too; the texts of a batch are added when all have ended. A
+            custom loop adds its texts itself.
 
     Raises:
         TreeoptError: E101, E102 where the tree has levels or ranks that the drafter does not have, E212 where the heads
             do not fit the base, E213 where the draft model has another tokenizer, E223 where the drafter does not fit,
-            recommends no tree (if none is given), or is not the one that the tree was made for, E502 where the base or
-            the draft model cannot verify trees.
+            recommends no tree (if none is given), is not the one that the tree was made for, or searches no memory,
+            E502 where the base or the draft model cannot verify trees, E510 for a memory with a lossy rule.
         TypeError: where base, heads, drafter or acceptance have another type.
         ValueError: where heads are given and neither a tree nor a drafter.
 
@@ -191,13 +199,16 @@ class TreeDecoder:
         acceptance: Rule | None = None,
         compile: bool = False,
         probe: bool = True,
+        memory: Memory | None = None,
     ) -> None:
-        _check_types(base, heads, drafter, acceptance)
+        _check_types(base, heads, drafter, acceptance, memory)
         self.base = base if isinstance(base, Base) else Base(base, None, shown_name(base))
         self.acceptance: Rule = acceptance or Greedy()
         draft = None if draft is None else as_draft(draft, self.base)
         self.trees = _trees(self.base, heads, tree, drafter, draft)
-        self.tree = self.trees.tree
+        self.tree, self.memory = self.trees.tree, memory
+        if memory is not None:
+            self.trees = self._searching(memory)
         self.forward = forward_of(
             self.base.reading(reads_of(self.trees)),
             self.trees.nodes,
@@ -205,6 +216,24 @@ class TreeDecoder:
             compile=compile or self.base.compile,
             probe=probe,
         )
+
+    def with_memory(self, memory: Memory) -> Self:
+        """The same decoder with a memory."""
+        made = copy.copy(self)
+        made.memory, made.trees = memory, self._searching(memory)
+        return made
+
+    def _searching(self, memory: Memory) -> TreeSource:
+        """A copy of the trees whose drafter searches a memory."""
+        if self.acceptance.lossy:
+            what = f"a memory would change the texts of {type(self.acceptance).__name__}, which is lossy"
+            raise TreeoptError(Code.GENERATE_UNSUPPORTED, what, why="its texts depend on the drafts", fix="Greedy()")
+        memory.fit(self.base.vocab_size, self.base.name)
+        trees = copy.copy(self.trees)
+        if trees.nodes > ONE_NODE:
+            proposer: Any = search(getattr(trees, "proposer", None), memory)
+            vars(trees).update(proposer=proposer, window=proposer.window)
+        return trees
 
     @overload
     def generate(self, ids: Prompt, max_new_tokens: int) -> Decoded: ...
@@ -275,7 +304,7 @@ class TreeDecoder:
         if reads_of(self.trees):
             drafting.read(states)
         hidden = torch.stack([one[-1] for one in states])
-        return Rows(session, drafting, roots, root, hidden, logits, generator)
+        return Rows(session, drafting, roots, root, hidden, logits, generator, [one.tolist() for one in prompts])
 
     @torch.inference_mode()
     def step(self, rows: Rows) -> list[Step]:
@@ -293,11 +322,12 @@ class TreeDecoder:
         return rows.advance_(drafts, verified, node, root)
 
 
-def _check_types(base: Any, heads: Any, drafter: Any, acceptance: Any) -> None:
+def _check_types(base: Any, heads: Any, drafter: Any, acceptance: Any, memory: Any) -> None:
     types = (
         ("base is a model of transformers, or what treeopt.load_base gives", base, (Base, nn.Module)),
         ("heads is None or treeopt.MedusaHeads, such as treeopt.load_heads(...).heads", heads, (nn.Module, NoneType)),
         ("drafter is None, treeopt.Drafter, its file, or a Proposer", drafter, (*_RECORDS, Proposer, NoneType)),
+        ("memory is None, or treeopt.Memory, such as treeopt.load_memory(...)", memory, (Memory, NoneType)),
         ("acceptance is None, Greedy(), Sample(...) or Typical(...)", acceptance, (Rule, NoneType)),
     )
     for what, given, known in types:
@@ -331,6 +361,7 @@ def advance(decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozens
 
     `left` has the budgets, decreased in place; the caller sets one to 0 to end its text between steps.
     """
+    texts = [list(prompt) for prompt in rows.prompts]  # for the memory
     while rows.indices:
         rows.check(decoder.base)
         # A root that is the last token needs no verification.
@@ -342,8 +373,12 @@ def advance(decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozens
             for i, tokens in zip(rows.indices, decoder.step(rows), strict=True):
                 emitted[i] = _cut(tokens, left[i], eos)
                 left[i] = 0 if emitted[i][-1] in eos else left[i] - len(emitted[i])
+        for i, tokens in emitted.items():
+            texts[i] += tokens
         yield emitted
         rows.keep([row for row, i in enumerate(rows.indices) if left[i] > 0])
+    if decoder.memory is not None:
+        decoder.memory.add(*texts)
 
 
 def _cut(tokens: Step, left: int, eos: frozenset[int]) -> Step:

@@ -30,6 +30,7 @@ from treeopt.decode.processors import Processed, check_processors
 from treeopt.decode.rules import Greedy
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Proposer
+from treeopt.drafting.memory import Memory
 from treeopt.drafting.plans import TreeSource
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import as_tree
@@ -66,7 +67,9 @@ _kept_lock = threading.Lock()
 
 
 @contextmanager
-def kept_decoder(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any, draft: Any) -> Iterator[TreeDecoder]:
+def kept_decoder(
+    model: PreTrainedModel, heads: Any, tree: Any, drafter: Any, draft: Any, memory: Memory | None = None
+) -> Iterator[TreeDecoder]:
     """A decoder for one call, taken away from those that earlier calls with the same arguments have returned, or made.
 
     Two threads therefore share none. After an error it is not returned.
@@ -81,7 +84,7 @@ def kept_decoder(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any, dr
         decoder = None if place is None else mine.pop(place)[1]
     if decoder is None:
         decoder = TreeDecoder(BorrowedBase(model), heads, tree, drafter=drafter, draft=draft)
-    yield decoder
+    yield decoder if memory is None else decoder.with_memory(memory)
     decoder.acceptance = Greedy()  # the call's rule holds its texts
     with _kept_lock:
         mine[:] = [(key, decoder), *mine][:MOST_KEPT]
@@ -152,6 +155,7 @@ def tree_generate(
     tree: GivenPlan | TreeSource | None = None,
     drafter: Drafter | Proposer | str | os.PathLike[str] | None = None,
     draft: GivenModel | None = None,
+    memory: Memory | None = None,
     text_streamer: BaseStreamer | None = None,
     stateless_processors: bool | Sequence[type] = False,
     **model_kwargs: Any,
@@ -175,6 +179,7 @@ def tree_generate(
         drafter: as for `TreeDecoder`. What is made from heads, tree, drafter and draft is kept for the next call with
             the same ones; a file is read again after it has changed, the drafter that a tree's file names with it.
         draft: the draft model of the drafter, as for `TreeDecoder`.
+        memory: earlier texts, as for `TreeDecoder`; the texts of this call are added.
         text_streamer: the streamer; see the module docstring.
         stateless_processors: True, or the classes of processors whose result depends only on the tokens and scores of
             a call.
@@ -197,7 +202,7 @@ def tree_generate(
     _check_positions(model_kwargs.get("position_ids"), list(map(len, prompts)), input_ids.shape[1])
     limit = criteria.max_length
     check_processors(processors, stateless_processors)
-    with kept_decoder(model, heads, tree, drafter, draft) as decoder:
+    with kept_decoder(model, heads, tree, drafter, draft, memory) as decoder:
         rule = decoder.acceptance = Processed(processors, input_ids, sample=bool(config.do_sample))
         budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
         rows = decoder.prefill(prompts, budget)

@@ -20,6 +20,7 @@ from treeopt.decode.rules import Rule
 from treeopt.defaults import BLOCK, DRAFT_KINDS, EAGLE, HEADS, HEADS_NGRAM, MODEL, MTP, NGRAM, ONE_NODE
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
+from treeopt.drafting.memory import Memory
 from treeopt.drafting.token_recycling import NAME as RECYCLING
 from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.drafting.trace import TextTraces
@@ -176,11 +177,16 @@ class Material:
         """The progress callback with the name of a method in its notes."""
         return lambda done, total, note: self.progress(done, total, f"{name}: {note}")
 
-    def decoder(self, plan: Plan, drafter: Drafter | None = None, rule: Rule | None = None) -> TreeDecoder:
-        """A decoder of ours with the heads or the draft model that its drafter needs."""
+    def decoder(
+        self, plan: Plan, drafter: Drafter | None = None, rule: Rule | None = None, memory: Memory | None = None
+    ) -> TreeDecoder:
+        """A decoder of ours with the heads or the draft model that its drafter needs; it adds nothing to the memory."""
         heads = self.heads if drafter is None or drafter.num_heads else None
         draft = self.drafts[drafter.draft_kind] if drafter is not None and drafter.draft else None
-        return TreeDecoder(self.base, heads, plan, drafter=drafter, draft=draft, acceptance=rule, probe=False)
+        given: Any = {"drafter": drafter, "draft": draft, "acceptance": rule, "memory": memory}
+        made = TreeDecoder(self.base, heads, plan, probe=False, **given)
+        made.memory = None
+        return made
 
 
 def contenders(job: Material) -> list[Contender]:
@@ -281,6 +287,10 @@ def _sizes(job: Material, name: str) -> list[Contender]:
     if drafter is not None:
         plans.append(build_policy(run.calibration, job.options.nodes))
     found = [_ours(job, _kind(name, plan), plan, drafter) for plan in plans]
+    memory = job.options.memory
+    if memory is not None and drafter is not None and drafter.ngram_table is not None:
+        plan, run_it = plans[-1], with_decoder(job.decoder(plans[-1], drafter, memory=memory))
+        found.append(Contender(f"{name}, with the memory", plan.nodes, run_it, f"{plan_id(plan)} {memory.id}"))
     fastest = _fastest_plan(job, name, run, drafter)
     if fastest is not None:
         found.append(_ours(job, _kind(name, fastest) + FASTEST, fastest, drafter))
@@ -362,7 +372,7 @@ def compare(
         tokenizer: the model's, where it is not in the folder of its weights.
         progress: called while methods learn, and after each text.
         options: fields of `CompareOptions`: `methods`, `nodes`, `sizes`, `texts`, `max_new_tokens`, `repeats`,
-            `learn_limit`, `learn_tokens`, `seed`, `batch_size`, `chat_template`, `prompts_learn`.
+            `learn_limit`, `learn_tokens`, `seed`, `batch_size`, `chat_template`, `prompts_learn`, `memory`.
 
     Returns:
         The rows; methods that cannot run have the reason in theirs.

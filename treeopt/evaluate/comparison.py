@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from treeopt.defaults import DRAFT_KINDS, HEADS, HEADS_NGRAM, LEARN_SIZES, NGRAM, STEP_SIZES
 from treeopt.drafting.learn import Learning
+from treeopt.drafting.memory import Memory
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.evaluate.baselines import Metrics, Spread
 from treeopt.evaluate.learn_drafter import setting_of
@@ -50,6 +51,7 @@ class CompareOptions:
         batch_size: prompts that are answered together while learning; texts are judged one at a time.
         chat_template: apply the tokenizer's chat template to requests, where it has one.
         prompts_learn: prompts to learn from, in any form that prompts have; None for the first half of each category.
+        memory: the per-step trees of drafters with an n-gram table are decoded with it too, and it learns the texts.
         division: the processes of a command, which divide the texts that are judged; each of them learns, and
             `divided_compare` returns None to all but the first.
 
@@ -69,6 +71,7 @@ class CompareOptions:
     batch_size: int = 16
     chat_template: bool = True
     prompts_learn: GivenPrompts | None = None
+    memory: Memory | None = None
     division: BatchRun[Any] = ALONE
 
     def __post_init__(self) -> None:
@@ -86,9 +89,10 @@ class CompareOptions:
 
     @property
     def decoding(self) -> ValidateOptions:
-        return ValidateOptions(
-            self.max_new_tokens, self.repeats, chat_template=self.chat_template, judge=0, division=self.division
-        )
+        given = {
+            name: getattr(self, name) for name in ("max_new_tokens", "repeats", "chat_template", "memory", "division")
+        }
+        return ValidateOptions(judge=0, **given)
 
 
 @dataclass(frozen=True)

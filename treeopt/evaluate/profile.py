@@ -362,7 +362,7 @@ class TimedStep:
         drafting = decoder.trees.start(texts)
         if reads_of(decoder.trees):  # the last state for every token: a step takes as long whatever is read
             drafting.read([one.expand(len(text) - 1, -1) for one, text in zip(cached.hidden, texts, strict=True)])
-        self.rows = Rows(cached.session, drafting, cached.roots, cached.root, cached.hidden, None, None)
+        self.rows = Rows(cached.session, drafting, cached.roots, cached.root, cached.hidden, None, None, [])
         self._start = self.rows.mark()
         self._context = max(cached.session.lengths)
 

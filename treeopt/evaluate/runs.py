@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +21,9 @@ from treeopt.calibration import Calibration, Provenance
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy, Rule, Sample, Typical
 from treeopt.drafter import Drafter
+from treeopt.drafting.memory import Memory, search
 from treeopt.drafting.plans import proposer_for
-from treeopt.drafting.trace import Target, trace_texts
+from treeopt.drafting.trace import Target, TextTraces, trace_texts
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.evaluate.baselines import GENERATE, STOCK, TREE, WARMING, Baseline, Call, Metrics, Run, Trial, warm_up
 from treeopt.files.trees import plan_id
@@ -62,6 +63,7 @@ class ValidateOptions:
         draft: the draft model of the drafter, in any form that models have; None where it has none.
         acceptance: `Greedy()`, `Sample(...)` or `Typical(...)`.
         draws: under `Sample`, texts drawn of each prompt whose distribution is tested; 0 tests none.
+        memory: earlier texts, under `Greedy`; those of a batch are added when all of them have ended.
         division: the processes of a command, which divide the batches; see `divided_validate`.
 
     Raises:
@@ -77,6 +79,7 @@ class ValidateOptions:
     draft: GivenModel | None = None
     acceptance: Rule = field(default_factory=Greedy)
     draws: int = DRAWS
+    memory: Memory | None = None
     division: BatchRun[Any] = ALONE
 
     def __post_init__(self) -> None:
@@ -176,9 +179,13 @@ class Inputs:
     texts: Sequence[Text]
     skipped: tuple[Skipped, ...]
     options: ValidateOptions
+    before: Memory | None = None  # the memory before the first text
 
     def decoder(self, rule: Rule) -> TreeDecoder:
-        return TreeDecoder(self.base, self.heads, self.tree, drafter=self.drafter, draft=self.draft, acceptance=rule)
+        given: Any = {"drafter": self.drafter, "draft": self.draft, "memory": self.options.memory}
+        made = TreeDecoder(self.base, self.heads, self.tree, acceptance=rule, **given)
+        made.memory = None  # `decode_all` adds each text once
+        return made
 
     @property
     def content(self) -> dict[str, str]:
@@ -190,11 +197,17 @@ class Inputs:
             "draft_id": "" if self.draft is None else self.draft.fingerprint,
         }
 
-    def traces(self, texts: Sequence[Text], scores: Callable[[Tensor], Tensor] | None = None) -> Calibration:
-        """Teacher-forced traces; with `scores`, the probabilities of the candidates that are their softmax, too."""
+    def traces(
+        self, texts: Sequence[Text], scores: Callable[[Tensor], Tensor] | None = None, batches: Sequence[int] = ()
+    ) -> Calibration:
+        """Teacher-forced traces; with `scores`, the probabilities of the candidates that are their softmax, too.
+
+        `batches` has the number of each text's batch, for the memory.
+        """
         target = None if scores is None else Target(scores, min(num_ranks(self.tree), self.base.vocab_size))
         given = self.base, self.heads, texts, self.drafter, self.draft
-        return trace(*given, steps=step_depth(self.tree), target=target)
+        stream = None if self.before is None else Stream(self.before.copy(), batches)
+        return trace(*given, steps=step_depth(self.tree), target=target, stream=stream)
 
     def measured(self, runs: Runs, traces: Calibration) -> dict[str, Any]:
         """The fields of `Measured`, predicted from traces of as many texts."""
@@ -228,6 +241,13 @@ def made_by(base: Base) -> dict[str, str]:
     }
 
 
+class Stream(NamedTuple):
+    """Texts that are decoded with a memory, and the number of each one's batch; by default each is alone."""
+
+    memory: Memory
+    batches: Sequence[int] = ()
+
+
 def trace(
     base: Base,
     heads: MedusaHeads | None,
@@ -237,12 +257,25 @@ def trace(
     *,
     steps: int = 0,
     target: Target | None = None,
+    stream: Stream | None = None,
 ) -> Calibration:
-    """Ranks on these texts, one teacher-forced pass a text; with `steps`, also the per-step trees of that depth."""
+    """Ranks on these texts, one teacher-forced pass a text; with `steps`, also the per-step trees of that depth.
+
+    In a `stream` each text is drafted with those of earlier batches in the memory, to which they are added.
+    """
     top_k, proposer = min(MAX_RANKS, base.vocab_size), proposer_for(base, heads, drafter, draft)
-    traced = [trace_texts(base, [proposer], [text], top_k, step_depth=steps, target=target)[0] for text in texts]
+    if stream is not None:
+        proposer = search(proposer, stream.memory)
+    traced: dict[int, TextTraces] = {}
+    numbers = stream.batches if stream is not None and stream.batches else range(len(texts))
+    for _, batch in itertools.groupby(sorted(range(len(texts)), key=numbers.__getitem__), key=numbers.__getitem__):
+        together = list(batch)
+        for i in together:
+            [traced[i]] = trace_texts(base, [proposer], [texts[i]], top_k, step_depth=steps, target=target)
+        if stream is not None:
+            stream.memory.add(*([*texts[i].prompt, *texts[i].answer] for i in together))
     provenance = Provenance("", "", "", "", {}, drafter_id=drafter.id if drafter else "")
-    return as_calibration(texts, traced, top_k, provenance)
+    return as_calibration(texts, [traced[i] for i in range(len(texts))], top_k, provenance)
 
 
 def replayed(tree: Plan, traces: Calibration) -> Replay:
@@ -265,11 +298,15 @@ def num_ranks(tree: Planned) -> int:
 
 @dataclass(frozen=True)
 class Runs:
-    """All turns of all prompts by prompt id, turns that do not fit, and messages of methods that do not run here."""
+    """All turns of all prompts by prompt id, turns that do not fit, and messages of methods that do not run here.
+
+    `batches` has the number of each turn's batch.
+    """
 
     trials: tuple[Trial, ...]
     skipped: tuple[Skipped, ...]
     left_out: Mapping[str, str]
+    batches: tuple[int, ...] = ()
 
     @property
     def texts(self) -> list[Text]:
@@ -317,15 +354,20 @@ def decode_all(
             tally("skipped", sum(len(trial.text.later) for trial, _ in left))
         return _BATCH.dump_python(made, mode="json")
 
-    done: list[Trial] = []
+    done: list[tuple[Trial, int]] = []
     skipped: list[Skipped] = []
-    for batch, made in zip(batches, options.division.each("texts", range(len(batches)), decode), strict=True):
+    for number, made in enumerate(options.division.each("texts", range(len(batches)), decode)):
         known = _BATCH.validate_python(made)
-        for trials, left in _turns(base, batch, options, lambda turn, _: known[turn]):  # noqa: B023 - used up here
-            done += trials
+        together: list[Trial] = []  # a batch of dialogues is decoded turn by turn
+        for trials, left in _turns(base, batches[number], options, lambda turn, _: known[turn]):  # noqa: B023 - used up here
+            together += trials
             skipped += [turn for _, turn in left]
-    # A batch of dialogues is decoded turn by turn.
-    return Runs(tuple(sorted(done, key=lambda one: one.text.prompt_id)), tuple(skipped), left_out)
+        together.sort(key=lambda one: one.text.prompt_id)
+        done += [(trial, number) for trial in together]
+        if options.memory is not None:
+            options.memory.add(*([*one.text.prompt, *one.text.answer] for one in together))
+    done.sort(key=lambda one: one[0].text.prompt_id)
+    return Runs(tuple(one for one, _ in done), tuple(skipped), left_out, tuple(number for _, number in done))
 
 
 def _settings(

@@ -21,6 +21,7 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.plans import GivenPlan, as_plan_for
 from treeopt.decode.rules import Sample, Typical
 from treeopt.drafter import Drafter
+from treeopt.drafting.memory import Memory
 from treeopt.errors import Code, TreeoptError, counted, memory_as_error
 from treeopt.evaluate.baselines import (
     AUTOREGRESSIVE,
@@ -236,7 +237,7 @@ def validate(
         drafter: the tree's drafter, or its file; not needed where the tree's file names it.
         progress: called after each text.
         options: fields of `ValidateOptions`: `max_new_tokens`, `repeats`, `batch_size`, `chat_template`, `judge`,
-            `draft`, `acceptance`, `draws`.
+            `draft`, `acceptance`, `draws`, `memory`.
 
     Returns:
         The record of the acceptance rule: `Validation` for `Greedy` (the default), `SampleValidation` for `Sample`,
@@ -276,7 +277,7 @@ def divided_validate(inputs: Inputs, decoder: TreeDecoder, progress: Progress) -
         runs = decode_all(baselines, base, texts, chosen, progress, content=inputs.content)
         if chosen.division.follows:
             return None
-        found = inputs.measured(runs, inputs.traces(runs.texts))
+        found = inputs.measured(runs, inputs.traces(runs.texts, batches=runs.batches))
     return Validation(**found, differences=tuple(_differences(runs))).judged(base, chosen.judge)
 
 
@@ -295,11 +296,12 @@ def make_inputs(
     heads = None if heads is None else heads_like(base, as_heads(heads).heads)
     tree, drafter = as_plan_for(tree, drafter)
     texts, too_long = as_texts(base, prompts, chosen.max_new_tokens, chat_template=chosen.chat_template)
-    inputs = Inputs(base, heads, tree, drafter, as_draft(chosen.draft, base), texts, too_long, chosen)
+    before = chosen.memory.copy() if isinstance(chosen.memory, Memory) else None
+    inputs = Inputs(base, heads, tree, drafter, as_draft(chosen.draft, base), texts, too_long, chosen, before)
     decoder = inputs.decoder(chosen.acceptance)
-    if isinstance(tree, Schedule) and isinstance(chosen.acceptance, Sample):
-        what = "the steps of a schedule are not predicted under sampling"
-        raise TreeoptError(Code.GENERATE_UNSUPPORTED, what, fix="validate it greedily, or its plans one by one")
+    if isinstance(chosen.acceptance, Sample) and (isinstance(tree, Schedule) or chosen.memory is not None):
+        what = f"the steps {'with a memory' if chosen.memory else 'of a schedule'} are not predicted under sampling"
+        raise TreeoptError(Code.GENERATE_UNSUPPORTED, what, why="replay needs its texts", fix="validate it greedily")
     for one in (plan for plan in (tree.plans if isinstance(tree, Schedule) else [tree]) if isinstance(plan, Tree)):
         levels = drafter.depth if drafter is not None else heads.num_heads if heads is not None else 0
         check_tree_fits(one, heads=levels, ranks=min(MAX_RANKS, base.vocab_size), holder="the prediction")

@@ -212,6 +212,7 @@ OURS = {
     "treeopt.calibration/1": ("a calibration", "treeopt build --calibration FILE makes a tree of it"),
     "treeopt.shard/1": ("a shard of a calibration", "treeopt merge SHARDS -o FILE makes a calibration of all shards"),
     "treeopt.drafter/1": ("a drafter", "treeopt calibrate --drafter FILE, and treeopt build, make a tree for it"),
+    "treeopt.memory/1": ("a memory of texts", "give it to treeopt generate --memory"),
     "treeopt.buffers/1": ("a compiled tree", "give the tree that it was compiled from"),
     "treeopt.latency/1": ("a latency profile", "treeopt build --nodes auto --profile FILE makes a tree with it"),
     "treeopt.prompts/1": ("a description of prompts", "give it to --prompts"),

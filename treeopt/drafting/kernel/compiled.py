@@ -20,7 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 _log = logging.getLogger(__name__)
 _HERE = Path(__file__).parent
-_SOURCES = ("compiled.py", "data.py", "nodes.py", "trees.py", "paths.py")
+_SOURCES = ("compiled.py", "data.py", "nodes.py", "trees.py", "paths.py", "memory.py")
 
 
 def compiled(function: Function) -> Function:

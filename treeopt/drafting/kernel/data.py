@@ -18,6 +18,7 @@ from treeopt.ngram_table import CONTEXT, ORDER_BITS, NgramTable
 MAX_PARENTS = (
     16  # of a level of a per-step tree; more changed tokens per step by less than 0.1 %: docs/develop/method.md
 )
+RECALLED = 16  # places of a memory that vote for a node: the latest ones
 _BUCKET = 4  # stored contexts of a bucket, on average
 
 Doubles = NDArray[np.float64]
@@ -61,6 +62,27 @@ class Texts(NamedTuple):
     indexed: Ints  # [T], number of indexed tokens
 
 
+class Remembered(NamedTuple):
+    """The last n tokens of texts that ended before, with the places of each context of `CONTEXT` tokens by its hash."""
+
+    tokens: NDArray[np.int32]  # [n], 1 + token; 0 between two texts, and where nothing is stored yet
+    latest: NDArray[np.int32]  # [2^bits], 1 + the latest place of a context with that hash; 0 where there is none
+    previous: NDArray[np.int32]  # [n], at each place the same of the one before
+    end: Ints  # [1], tokens that were ever stored; the next one is stored at this place, modulo n
+    bits: int
+
+
+def remembered(max_bytes: int) -> Remembered:
+    """An empty memory of at most so many bytes."""
+    size = max_bytes // 12  # two arrays of n and one of at most n numbers of four bytes
+    bits = max(0, size.bit_length() - 1)
+    tokens, previous = np.zeros(size, np.int32), np.zeros(size, np.int32)
+    return Remembered(tokens, np.zeros((1 << bits) if size else 0, np.int32), previous, np.zeros(1, np.int64), bits)
+
+
+NO_MEMORY = remembered(0)
+
+
 class StepArrays(NamedTuple):
     """One step of B rows, with S sets of logits for each: of the levels, or of a draft model after each of S nodes."""
 
@@ -77,10 +99,11 @@ class Scratch(NamedTuple):
 
     slots: NDArray[np.int32]  # [V], 1 + index of each token among the candidates; 0 between two nodes
     voters: NDArray[np.int32]  # [V], the same among the tokens that have votes
-    places: Ints  # [n], places of matches, the latest first
-    lengths: Ints  # [n], their lengths
-    voted: Ints  # [n], tokens with votes
-    votes: Doubles  # [n], their weights
+    places: Ints  # [n + RECALLED], places of matches, the latest first; -1 - p for place p of the memory
+    lengths: Ints  # [n + RECALLED], their lengths
+    recalled: Ints  # [2, RECALLED], places in the memory of the text's last tokens, and their number; 0 where none
+    voted: Ints  # [n + RECALLED], tokens with votes
+    votes: Doubles  # [n + RECALLED], their weights
     likeliest: Ints  # [voted], indices into `voted`
     token: Ints  # [C], candidates of a node, all different
     terms: Floats  # [4, C]
@@ -103,6 +126,8 @@ class Shape(NamedTuple):
 class KernelSource:
     """A drafter whose candidates the kernel scores; of each set of logits K log-probabilities are `known`."""
 
+    window: int  # the number of last tokens of each text that are read
+
     def __init__(self, drafter: Drafter, vocab_size: int, logits_name: str, logits_of: str) -> None:
         self.drafter, self.vocab_size = drafter, vocab_size
         read = drafter.top if drafter.ngram_table is None else drafter.top_logprobs or vocab_size
@@ -110,6 +135,7 @@ class KernelSource:
         self.logits_name, self.logits_of = logits_name, logits_of
         self.depth = drafter.depth
         self.num_candidates = num_candidates(drafter, vocab_size)
+        self.memory = NO_MEMORY
 
     @functools.cached_property
     def record(self) -> Record:
@@ -131,6 +157,7 @@ class Kernel(NamedTuple):
     record: Record
     step: StepArrays
     texts: Texts
+    memory: Remembered
     work: Scratch
 
 
@@ -197,10 +224,11 @@ def new_work(record: Record, vocab_size: int, capacity: int) -> Scratch:
     return Scratch(
         slots=np.zeros(vocab_size, np.int32),
         voters=np.zeros(vocab_size, np.int32),
-        places=np.zeros(capacity, np.int64),
-        lengths=np.zeros(capacity, np.int64),
-        voted=np.zeros(capacity, np.int64),
-        votes=np.zeros(capacity),
+        places=np.zeros(capacity + RECALLED, np.int64),
+        lengths=np.zeros(capacity + RECALLED, np.int64),
+        recalled=np.zeros((2, RECALLED), np.int64),
+        voted=np.zeros(capacity + RECALLED, np.int64),
+        votes=np.zeros(capacity + RECALLED),
         likeliest=np.zeros(record.voted, np.int64),
         token=np.zeros(width, np.int64),
         terms=np.zeros((4, width), np.float32),

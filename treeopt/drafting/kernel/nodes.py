@@ -9,6 +9,7 @@ from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH
 from treeopt.drafting.interface import Ints
 from treeopt.drafting.kernel.compiled import compiled
 from treeopt.drafting.kernel.data import CACHE, HEAD, NGRAM, PRIOR, Doubles, Kernel, Record, Scratch, Texts
+from treeopt.drafting.kernel.memory import followed, recall, token_after
 from treeopt.ngram_table import CONTEXT, HASH_MASK, MULTIPLIERS, ORDER_BITS
 
 _LENGTHS = len(CACHE_LENGTHS)
@@ -32,7 +33,7 @@ def index_up_to(texts: Texts, text: int, end: int) -> None:
 
 @compiled
 def matches(k: Kernel, row: int, depth: int) -> tuple[int, int, int]:
-    """Find the matches of a path of `depth` drafts, `k.work.path`, in the text before the root.
+    """Find the matches of a path of `depth` drafts, `k.work.path`, in the text before the root, and in the memory.
 
     A match at place p: the tokens up to and including p equal the last tokens of text and path. Returns their number,
     the length of the longest, and its latest place.
@@ -56,6 +57,12 @@ def matches(k: Kernel, row: int, depth: int) -> tuple[int, int, int]:
         k.work.places[found], k.work.lengths[found] = place, length
         found += 1
         place = previous[place] - 1
+    own = found
+    if window:
+        found = followed(k, depth, found)
+    for i in range(own, found):
+        if k.work.lengths[i] > longest:  # of equal ones the text's own counts
+            longest, best = k.work.lengths[i], k.work.places[i]
     return found, longest, best
 
 
@@ -65,7 +72,7 @@ def count_votes(k: Kernel, row: int, found: int) -> tuple[int, int, float]:
 
     Returns the number of different tokens, the number of `CACHE_LENGTHS` found, and the rest.
     """
-    tokens, prior, work, kinds = k.texts.tokens[k.step.text[row]], k.record.cache_prior, k.work, k.record.kinds
+    prior, work, kinds = k.record.cache_prior, k.work, k.record.kinds
     counts, alone = work.kind_counts, work.kind_weights
     counts[:] = 0
     alone[0] = 0.0
@@ -81,7 +88,7 @@ def count_votes(k: Kernel, row: int, found: int) -> tuple[int, int, float]:
         alone[kind] += alone[kind - 1]
     voters = 0
     for i in range(found - 1, -1, -1):
-        token = tokens[work.places[i] + 1]
+        token = token_after(k, row, work.places[i])
         if not work.voters[token]:
             work.voted[voters], work.votes[voters] = token, 0.0
             voters += 1
@@ -212,9 +219,9 @@ def terms_of(k: Kernel, row: int, depth: int, source: int) -> Found:
     for i in range(width):
         count = _add(work.slots, work.token, successors[i], count)
     # Without a match the root takes the place of the token after it; its weight is 0.
-    followed = k.texts.tokens[k.step.text[row], place + 1 if length else k.step.end[row] - 1]
-    count = _add(work.slots, work.token, followed, count)
-    looked_up = work.slots[followed] - 1
+    after = token_after(k, row, place) if length else k.texts.tokens[k.step.text[row], k.step.end[row] - 1]
+    count = _add(work.slots, work.token, after, count)
+    looked_up = work.slots[after] - 1
     for i in range(likeliest_voted(k, voters)):
         count = _add(work.slots, work.token, work.voted[work.likeliest[i]], count)
     _head_terms(k, row, source, count)
@@ -334,7 +341,8 @@ def _interpolated(at: float, x: Doubles, y: Doubles) -> float:
 
 @compiled
 def begin_row(k: Kernel, row: int) -> None:
-    """Index the text of a row up to its root, which is no place of a match, and count its tokens where that is used."""
+    """Index a row's text up to its root, which is no place of a match, search the memory, and count tokens if used."""
     index_up_to(k.texts, k.step.text[row], k.step.end[row] - 1)
+    recall(k, row)
     if len(k.step.frequent):
         frequent_tokens(k, row)

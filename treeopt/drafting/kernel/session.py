@@ -29,6 +29,7 @@ from treeopt.drafting.kernel import trees
 from treeopt.drafting.kernel.compiled import note_compilation
 from treeopt.drafting.kernel.data import (
     MAX_PARENTS,
+    RECALLED,
     Kernel,
     KernelSource,
     LogitsSource,
@@ -38,6 +39,7 @@ from treeopt.drafting.kernel.data import (
     Texts,
     new_work,
 )
+from treeopt.drafting.kernel.memory import token_after
 from treeopt.drafting.kernel.nodes import begin_row, context_row, count_votes, index_up_to, likeliest_voted, matches
 from treeopt.drafting.kernel.paths import cut_to_paths
 from treeopt.drafting.kernel.trees import Ranked, Sizes
@@ -90,7 +92,7 @@ class KernelRows(ProposerSession):
             frequent=np.zeros((rows if width else 0, width), np.int32),
             frequent_ratios=np.zeros((rows if width else 0, width + 1), np.float32),
         )
-        if self._works and len(self._works[0].places) < self._texts.tokens.shape[1]:
+        if self._works and len(self._works[0].places) < self._texts.tokens.shape[1] + RECALLED:
             self._works = []
 
     def prepare(self, true: Ints) -> None:
@@ -147,8 +149,8 @@ class KernelRows(ProposerSession):
         k.work.voters[k.work.voted[:voters]] = 0
         successors = k.step.frequent[row] if record.empty else record.tokens[context_row(k, row, depth)]
         lists["frequent" if record.empty else "n-gram"] = successors.tolist()
-        followed = k.texts.tokens[k.step.text[row], place + 1 : place + 2] if length else successors[:0]
-        return lists | {"lookup": followed.tolist(), "text": voted.tolist()}
+        followed = [token_after(k, row, place)] if length else []
+        return lists | {"lookup": followed, "text": voted.tolist()}
 
     def features(self, true: Ints) -> Features:
         self.prepare(true)
@@ -236,7 +238,7 @@ class KernelRows(ProposerSession):
         return Drafts(with_roots(tokens, roots), tree, void.view(torch.bool) if made.void.any() else None)
 
     def kernel(self, work: Scratch) -> Kernel:
-        return Kernel(self.source.record, self._step, self._texts, work)
+        return Kernel(self.source.record, self._step, self._texts, self.source.memory, work)
 
     def working(self, threads: int) -> list[Scratch]:
         """Working memory of so many threads."""
