@@ -104,6 +104,10 @@ FIGURES: dict[str, tuple[str, ...]] = {
         "python bench/verdict.py --model pocket --dtype float32 --draft tests/data/pocket-dflash --batch 1 4",
         "python bench/verdict.py --model smollm2 --dtype bfloat16 --draft tests/data/smollm2-dflash --batch 1",
     ),
+    "streams-pocket": ("python bench/streams.py --model pocket --tokens 50000 --decode",),
+    "streams-smollm2": (
+        "python bench/streams.py --model smollm2 --tokens 10000 --drafters ngram --streams edits once",
+    ),
     "modules-dspark": ("python bench/modules.py --model pocket --draft tests/data/pocket-dspark",),
     "doctor": (f"python bench/doctor.py --checkpoints {WORK}/checkpoints",),
     "doctor-eagle3": ("treeopt doctor --draft pocket-eagle3 --no-texts",),

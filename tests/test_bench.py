@@ -77,6 +77,8 @@ CALLS = {
     "schemas": ["-o {file}"],
     "speed": ["tinystories --shared {shared}", "heads"],
     "step": ["pocket"],
+    "streams": ["--model pocket --decode --shared {shared}", "--model tinystories --drafters ngram --shared {shared}"],
+    "fusion": ["--model pocket --drafters heads --shared {shared}"],
     "verdict": [
         "--shared {shared} --model pocket smollm2",
         "--model pocket --dtype float32 --draft tests/data/pocket-dflash --batch 1",
@@ -86,6 +88,7 @@ CALLS = {
 }
 PARTS = {
     "module_losses",
+    "suffix",
     "corpus",
     "timing",
     "drafting_halves",
