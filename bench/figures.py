@@ -108,6 +108,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "streams-smollm2": (
         "python bench/streams.py --model smollm2 --tokens 10000 --drafters ngram --streams edits once",
     ),
+    "fusion-pocket": ("python bench/fusion.py --model pocket --drafters heads --texts 8",),
     "modules-dspark": ("python bench/modules.py --model pocket --draft tests/data/pocket-dspark",),
     "doctor": (f"python bench/doctor.py --checkpoints {WORK}/checkpoints",),
     "doctor-eagle3": ("treeopt doctor --draft pocket-eagle3 --no-texts",),
