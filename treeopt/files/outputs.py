@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files import strict_yaml
 from treeopt.files.atomic import check_writable, write_text
 from treeopt.files.configurations import Configuration, comment_of
 from treeopt.files.read import is_regular
@@ -77,12 +76,13 @@ def write_marked(
 
     E204 for a tree or a schedule whose file would be too large to be read.
     """
+    from treeopt.files.strict_yaml import MAX_BYTES  # imports pydantic
+
     assert content.endswith("\n")
-    if kind == TREE and len(content) + LONGEST > strict_yaml.MAX_BYTES:
-        what, why = f"{path} would have {len(content):,} bytes", f"at most {strict_yaml.MAX_BYTES:,} are read"
+    if kind == TREE and len(content) + LONGEST > MAX_BYTES:
+        what, why = f"{path} would have {len(content):,} bytes", f"at most {MAX_BYTES:,} are read"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix="a smaller --nodes, or fewer plans of a schedule")
-    written_as = Path(path).suffix.lower() if kind in (PICTURE, REPORT) else ""
-    before, after = _COMMENTS.get(written_as, _YAML)
+    before, after = _COMMENTS.get(Path(path).suffix.lower() if kind in (PICTURE, REPORT) else "", _YAML)
     if configuration:
         content += f"{before}{comment_of(configuration)}{after}\n"
     digest = hashlib.sha256(content.encode()).hexdigest()
