@@ -160,6 +160,7 @@ EXCEPTIONS = {
     "load_with_prompts": "options become calls of the loaders of the table",
     "read_head": "the primitive below stored_configuration",
     "read_bytes": "the primitive below the readers",
+    "read_note": "the primitive below RunFolder and the checkpoints of learn: tests/runs, tests/train",
     "read_settings": "the primitive below read_config",
     "read_start": "the primitive below read_bytes and read_text",
     "load_base": "its checks are in the table; weights are read by transformers: tests/models/test_base.py",
