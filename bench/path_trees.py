@@ -22,8 +22,7 @@ from timing import add_tiny, judged, machine
 
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import load_calibration
-from treeopt.optimize.grow import Growth
-from treeopt.optimize.grow_paths import grow_paths
+from treeopt.optimize.grow import Growth, grow_paths
 from treeopt.optimize.replay import TraceRows
 from treeopt.optimize.select_method import Fitter, candidates
 from treeopt.optimize.tree_builder import tree_limits

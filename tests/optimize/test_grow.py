@@ -18,8 +18,7 @@ from looped import looped
 from treeopt.calibration import Calibration
 from treeopt.engines import ALL_LEVELS
 from treeopt.export.lint import gaps
-from treeopt.optimize.grow import Growth, grow
-from treeopt.optimize.grow_paths import grow_paths
+from treeopt.optimize.grow import Growth, grow, grow_paths
 from treeopt.optimize.replay import children_of
 from treeopt.optimize.select_method import MEDUSA, Fitter, Limits, Method
 from treeopt.optimize.values import Floats, IndependentValues

@@ -44,8 +44,7 @@ from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
-from treeopt.optimize.grow import Growth, grow
-from treeopt.optimize.grow_paths import grow_paths
+from treeopt.optimize.grow import Growth, grow, grow_paths
 from treeopt.optimize.values import IndependentValues
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Meter, Progress, silent

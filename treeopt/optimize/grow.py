@@ -1,4 +1,4 @@
-"""Best-first growth: the N nodes with the greatest values, which are the best tree of N nodes.
+"""Growth: best first, the N nodes with the greatest values; and the best tree under a budget of path tokens.
 
 Expected tokens per step is the sum of the nodes' values (the root's is 1). A child's value never exceeds its parent's,
 so the N greatest, with ties broken by (depth, path), contain the parents of all their members: they are a tree, and no
@@ -7,6 +7,13 @@ tree of N nodes has a greater sum. Nothing is assumed about the order of ranks.
 Best-first search with a heap adds one node at a time. Here a level is expanded a few hundred nodes at once, the best
 first, and nodes below the N-th best value so far are dropped with their descendants. The result is the same set in the
 same order, by O(N K D) array operations instead of N heap operations (measured in `bench/build.py`).
+
+Models that take no tree mask verify a tree as its root-to-leaf paths in a batch (`treeopt.verify.paths`), at the price
+of path tokens = leaves * (depth + 1). For a greatest depth D at most M = budget // (D + 1) leaves are allowed, and the
+best tree is a union of M paths. Divide the candidates, the first nodes of best-first growth, into chains: a node
+continues the chain of its parent if it has the greatest sum of values downwards among its siblings, else it begins one.
+The M chains with the greatest sums are that tree (docs/develop/method.md): optimal among all nodes, else its sum is at
+most M * D * (the least value of a candidate) below the optimum.
 """
 
 from __future__ import annotations
@@ -178,3 +185,48 @@ def _depth(paths: NDArray[np.int32]) -> int:
 
 def _six_digits(value: float) -> float:
     return float(f"{value:.6g}")
+
+
+_EACH = 16  # nodes that paths are chosen from, for each path token of the budget
+
+
+def grow_paths(
+    values: Values, path_tokens: int, candidates: int | None = None, *, max_depth: int | None = None
+) -> Growth:
+    """The nodes of the best tree of at most `path_tokens` path tokens, best first; none below 2.
+
+    Args:
+        values: the estimator, whose shape gives H and K.
+        path_tokens: the greatest number of leaves * (depth + 1).
+        candidates: nodes that are considered, root counted; 16 for each path token where None.
+        max_depth: the length of the longest path; H where None.
+    """
+    grown = grow(values, candidates or _EACH * path_tokens, max_depth=max_depth)
+    depths = np.count_nonzero(grown.paths != PAD, axis=1)
+    kept = np.zeros(len(depths), np.bool_)
+    for deepest in range(1, int(depths.max(initial=0)) + 1):
+        found = _best_paths(grown, depths, deepest, path_tokens // (deepest + 1))
+        if grown.values[found].sum() > grown.values[kept].sum():
+            kept = found
+    index = np.cumsum(kept) - 1
+    parents = np.where(grown.parents[kept] < 0, grown.parents[kept], index[grown.parents[kept]])
+    deepest = int(depths[kept].max(initial=0))
+    return Growth(grown.paths[kept, :deepest], grown.values[kept], grown.places[kept], parents)
+
+
+def _best_paths(grown: Growth, depths: NDArray[np.int64], deepest: int, leaves: int) -> NDArray[np.bool_]:
+    """bool [M]: the nodes of the best tree of at most so many leaves and levels."""
+    sums = np.where(depths <= deepest, grown.values, 0.0)
+    chain = np.arange(len(sums))  # the first node of each node's chain
+    heirs = []
+    for depth in range(deepest, 1, -1):
+        rows = np.flatnonzero(depths == depth)
+        order = rows[np.lexsort((rows, -sums[rows], grown.parents[rows]))]
+        parents, first = np.unique(grown.parents[order], return_index=True)
+        sums[parents] += sums[order[first]]
+        heirs.append((order[first], parents))
+    for rows, parents in reversed(heirs):
+        chain[rows] = chain[parents]
+    heads = np.flatnonzero((chain == np.arange(len(sums))) & (depths <= deepest))
+    chosen = heads[np.argsort(-sums[heads], kind="stable")[:leaves]]
+    return np.isin(chain, chosen) & (depths <= deepest)

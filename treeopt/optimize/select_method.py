@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from treeopt.calibration import Calibration
 from treeopt.defaults import VALUES, WEIGHTS
 from treeopt.errors import Code, TreeoptError, check_choice
-from treeopt.optimize.grow import Growth, grow
-from treeopt.optimize.grow_paths import grow_paths
+from treeopt.optimize.grow import Growth, grow, grow_paths
 from treeopt.optimize.replay import TextSums, TraceRows, visits
 from treeopt.optimize.trie import Counts, Floats, PathTrie
 from treeopt.optimize.values import IndependentValues, JointValues, Values, falling_rows

@@ -1,6 +1,6 @@
 """Per-step trees under a budget of path tokens, leaves * (depth + 1): chosen among the likeliest nodes of each row.
 
-As `treeopt.optimize.grow_paths` for static trees: for each greatest depth the nodes are divided into chains, and the
+As `treeopt.optimize.grow` for static trees: for each greatest depth the nodes are divided into chains, and the
 chains with the greatest sums are the tree. Each budget takes the depth with the greatest sum.
 """
 
