@@ -25,7 +25,7 @@ from treeopt.defaults import STEP_SIZES
 from treeopt.drafter import MAX_MATCH, Drafter, Level
 from treeopt.drafting.count import NgramCounts
 from treeopt.drafting.memory import Memory
-from treeopt.export.growmaps import growmap_pt, growmap_text
+from treeopt.export.trees import growmap_pt, growmap_text
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import save_drafter
 from treeopt.files.profiles import profile_yaml

@@ -17,10 +17,10 @@ from program import error_number, error_of, treeopt
 from tiny import random_heads, tiny_base
 
 from treeopt.cli.app import program
+from treeopt.cli.reproduce_command import compare_files
 from treeopt.files.bundled import zoo
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.configurations import stored_configuration
-from treeopt.files.same import compare_files
 from treeopt.files.trees import load_tree
 from treeopt.models.head_files import save_heads
 

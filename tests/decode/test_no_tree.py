@@ -14,11 +14,11 @@ from tiny import TREE_FAMILIES, random_heads, tiny_base
 
 import treeopt
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.decode.plans import as_plan_for
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.validate import validate
 from treeopt.files.drafters import save_drafter
+from treeopt.files.schedules import as_plan_for
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import Plan, TreePolicy

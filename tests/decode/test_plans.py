@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from looped import looped
 
-from treeopt.decode.plans import as_plan_for, plan_of
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import SCHEMA, load_drafter, save_drafter
+from treeopt.files.schedules import as_plan_for, plan_of
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.policy import Plan, PolicyExpected, TreePolicy
 from treeopt.tree import Expected, Tree

@@ -18,9 +18,8 @@ from treeopt.defaults import MAX_DEPTH
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
 from treeopt.export import lint, trees
-from treeopt.export.growmaps import adjacency_text
 from treeopt.export.lint import DRAFT_ROWS, ERROR, WARNING, check_exportable, engines_report, lint_tree
-from treeopt.export.trees import import_tree
+from treeopt.export.trees import adjacency_text, import_tree
 from treeopt.optimize.build_job import BuildJob
 from treeopt.tree import Tree
 

@@ -10,11 +10,10 @@ import pytest
 from looped import looped
 from refusals import refusal_of
 
-from treeopt.decode.plans import as_plan_for
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import save_drafter
-from treeopt.files.schedules import load_plan_for
+from treeopt.files.schedules import as_plan_for, load_plan_for
 from treeopt.files.trees import load_plan, load_tree, plan_id, policy_yaml, save_policy, save_tree
 from treeopt.policy import PolicyExpected, TreePolicy
 from treeopt.tree import Tree

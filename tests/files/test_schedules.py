@@ -10,12 +10,11 @@ import pytest
 from looped import looped
 from refusals import refusal_of
 
-from treeopt.decode.plans import as_plan, as_plan_for
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import save_drafter
 from treeopt.files.outputs import written_kind
-from treeopt.files.schedules import load_plan_for, load_planned, save_schedule, schedule_yaml
+from treeopt.files.schedules import as_plan, as_plan_for, load_plan_for, load_planned, save_schedule, schedule_yaml
 from treeopt.files.trees import load_plan, load_tree, plan_id, save_tree
 from treeopt.policy import TreePolicy
 from treeopt.schedule import Schedule, ScheduledPlan

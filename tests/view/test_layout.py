@@ -15,8 +15,7 @@ from svg_geometry import faults
 
 from treeopt.files.trees import load_tree, zoo
 from treeopt.tree import Tree
-from treeopt.view.layout import MAX_NODES, Item, items_of, place
-from treeopt.view.scene import scene_of
+from treeopt.view.scene import MAX_NODES, Item, items_of, place, scene_of
 from treeopt.view.svg import render_svg
 
 

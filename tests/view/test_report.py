@@ -19,16 +19,16 @@ from treeopt.files.results import ValidationResult
 from treeopt.traces import NONE
 from treeopt.tree import Tree
 from treeopt.view.charts import Bar, Panel, Series, bars_figure, chart_figure, set_log2, titled_figure
-from treeopt.view.report import render_report
-from treeopt.view.report_data import PARTS, ReportInputs, report_data
-from treeopt.view.report_figures import (
+from treeopt.view.report import (
     decoded_tokens,
     first_source,
     headline,
     heat,
     interval_rows,
+    render_report,
     source_legend,
 )
+from treeopt.view.report_data import PARTS, ReportInputs, report_data
 from treeopt.view.svg import SHADES, render_svg, shade, style
 
 SECTIONS = {

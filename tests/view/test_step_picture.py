@@ -14,8 +14,8 @@ from treeopt.errors import Code, counted
 from treeopt.files.trees import load_tree
 from treeopt.tree import Tree
 from treeopt.view.graph import render
-from treeopt.view.layout import Item
 from treeopt.view.scene import (
+    Item,
     accepted_words,
     describe,
     describe_item,

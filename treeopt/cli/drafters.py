@@ -205,7 +205,7 @@ class ChosenPlan:
 
 def chosen_plan(options: Mapping[str, Any]) -> ChosenPlan:
     """The plan that --tree and --drafter name, checked before any model is loaded."""
-    from treeopt.decode.plans import as_plan_for
+    from treeopt.files.schedules import as_plan_for
 
     tree, drafter = options["tree"], options["drafter"]
     if tree is None and drafter is None:

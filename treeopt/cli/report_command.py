@@ -34,8 +34,7 @@ def run(console: Console, **options: Any) -> None:
     """
     from treeopt.optimize.build_report import fitted_texts
     from treeopt.view.report import render_report
-    from treeopt.view.report_data import PARTS, report_data, without_folders
-    from treeopt.view.report_inputs import INPUTS, report_inputs
+    from treeopt.view.report_data import INPUTS, PARTS, report_data, report_inputs, without_folders
 
     if not any(map(given, INPUTS)):
         raise click.UsageError("Missing inputs: give one of the options, such as --tree.")

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treeopt.decode.draft_metrics import Decoded, Step
-from treeopt.decode.plans import GivenPlan, as_plan, as_plan_for
 from treeopt.decode.rules import NOT_A_NUMBER, Greedy, Rule
 from treeopt.defaults import ONE_NODE
 from treeopt.drafter import Drafter
@@ -29,6 +28,7 @@ from treeopt.drafting.interface import AcceptedPart, Drafts, Proposer, ProposerS
 from treeopt.drafting.memory import Memory, search
 from treeopt.drafting.plans import TreeSource, trees_for, untrained
 from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.files.schedules import GivenPlan, as_plan, as_plan_for
 from treeopt.models.base import Base, shown_name
 from treeopt.models.given import GivenModel, as_draft
 from treeopt.models.heads import MedusaHeads

@@ -25,7 +25,6 @@ from transformers.generation.streamers import BaseStreamer
 
 from treeopt.decode.decoder import TreeDecoder, advance
 from treeopt.decode.draft_metrics import DraftMetrics, Step
-from treeopt.decode.plans import GivenPlan
 from treeopt.decode.processors import Processed, check_processors
 from treeopt.decode.rules import Greedy
 from treeopt.drafter import Drafter
@@ -33,6 +32,7 @@ from treeopt.drafting.interface import Proposer
 from treeopt.drafting.memory import Memory
 from treeopt.drafting.plans import TreeSource
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.schedules import GivenPlan
 from treeopt.files.trees import as_tree
 from treeopt.models.base import Base, shown_name
 from treeopt.models.given import GivenModel

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import Step
-from treeopt.decode.plans import GivenPlan
 from treeopt.decode.rejection import DrawnChain
 from treeopt.decode.rules import Rule, best
 from treeopt.drafted_step import DraftedStep
@@ -24,6 +23,7 @@ from treeopt.drafting.model import DRAFT_MODEL_SOURCE
 from treeopt.drafting.plans import PerStepTrees, ScheduledTrees, StaticTree
 from treeopt.drafting.trace import BASE, draft_sources
 from treeopt.errors import check_counts
+from treeopt.files.schedules import GivenPlan
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel
 from treeopt.models.heads import MedusaHeads

@@ -18,7 +18,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.decode.plans import GivenPlan, as_plan_for
 from treeopt.decode.rules import Sample, Typical
 from treeopt.drafter import Drafter
 from treeopt.drafting.memory import Memory
@@ -47,6 +46,7 @@ from treeopt.evaluate.divergence import (
 )
 from treeopt.evaluate.runs import JUDGED, Inputs, Measured, Runs, ValidateOptions, decode_all
 from treeopt.evaluate.validate_sample import SampleValidation, validate_sample
+from treeopt.files.schedules import GivenPlan, as_plan_for
 from treeopt.models.base import Base
 from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads

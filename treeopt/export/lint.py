@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,7 +21,6 @@ from treeopt.engines import (
     SettingsEngine,
 )
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts
-from treeopt.export.growmaps import shown
 from treeopt.facts import Fact, Part, picked
 from treeopt.files.drafters import load_drafter
 from treeopt.files.trees import GivenTree, as_tree
@@ -244,6 +244,14 @@ def _named(paths: Sequence[RankPath]) -> str:
     """`1 path ([0, 10])`, `5 paths ([10], [11], [12], ...)`."""
     listed = ", ".join(shown(list(path)) for path in paths[:_SHOWN]) + (", ..." if len(paths) > _SHOWN else "")
     return f"{len(paths)} path{'' if len(paths) == 1 else 's'} ({listed})"
+
+
+def shown(value: object) -> str:
+    """A value for a message, cut."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # a number of thousands of digits
+        return f"a value of type {type(value).__name__}"
 
 
 @dataclass(frozen=True)

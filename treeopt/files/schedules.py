@@ -1,4 +1,7 @@
-"""Files of schedules: YAML with each different plan once, and a line for each batch and context."""
+"""Files of schedules: YAML with each different plan once, and a line for each batch and context.
+
+And the plan of a decoder as it is given: a record, the name of a file, a list of paths, or what a drafter recommends.
+"""
 
 import os
 from collections.abc import Iterator
@@ -15,8 +18,10 @@ from treeopt.files.outputs import TREE, write_marked
 from treeopt.files.strict_yaml import Document, Faults, Schema, check, faults_error
 from treeopt.files.trees import (
     DrafterLine,
+    GivenTree,
     PathLine,
     SizeLines,
+    as_tree,
     cost_lines,
     drafter_fields,
     drafter_line,
@@ -168,3 +173,47 @@ def _plan_lines(plan: Plan) -> Iterator[str]:
         yield from (f"- kind: {KINDS[0]}", "  paths:", *(f"  {line}" for line in path_lines(plan)))
     else:
         yield "- kind: none"
+
+
+GivenPlan = GivenTree | TreePolicy | Schedule
+
+
+def as_plan(tree: GivenPlan) -> Planned:
+    """The plan: given as a record, as a name of a file or of `treeopt list`, or as a list of paths."""
+    if isinstance(tree, (Tree, TreePolicy, Schedule)):
+        return tree
+    return load_planned(tree) if isinstance(tree, (str, os.PathLike)) else as_tree(tree)
+
+
+def as_plan_for(
+    tree: GivenPlan | None, drafter: Drafter | str | os.PathLike[str] | None = None
+) -> tuple[Planned, Drafter | None]:
+    """The plan with the drafter that is given or, without one, that the tree's file names.
+
+    Without a tree, the plan is the one that the drafter recommends; ValueError without both.
+    """
+    if isinstance(tree, (str, os.PathLike)) and drafter is None:
+        return load_plan_for(tree)
+    record = load_drafter(drafter) if isinstance(drafter, (str, os.PathLike)) else drafter
+    if tree is not None:
+        return as_plan(tree), record
+    if record is None:
+        raise ValueError(
+            "give a tree, or a drafter with the tree that it recommends (treeopt learn); heads alone are not enough"
+        )
+    return plan_of(record, os.fspath(drafter) if isinstance(drafter, (str, os.PathLike)) else ""), record
+
+
+def plan_of(drafter: Drafter, file: str = "") -> Plan:
+    """The plan that a drafter recommends; E223, which names its file, where it recommends none."""
+    if drafter.plan is None:
+        model = drafter.source.get("model")
+        named = f"drafter {drafter.id}" + (f" of {model}" if model else "")
+        what = f"{f'{file}, {named},' if file else named} recommends no tree, and none was given"
+        raise TreeoptError(
+            Code.DRAFTER_MISMATCH,
+            what,
+            why="treeopt learn stores one; calibrate does not",
+            fix="give a tree too: treeopt generate --tree FILE, treeopt render FILE",
+        )
+    return drafter.plan

@@ -5,25 +5,221 @@ Content-Security-Policy allows one style sheet and one script, both by their has
 escaped by jinja2. Equal data gives equal bytes where the versions of matplotlib and jinja2 are equal.
 """
 
+from __future__ import annotations
+
 import base64
+import functools
 import hashlib
 import importlib.resources
 import json
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from treeopt.view.report_data import PARTS
-from treeopt.view.report_figures import (
-    FILTERS,
-    bars_svg,
-    curve_svg,
-    decoded_tokens,
-    headline,
-    interval_rows,
-    source_legend,
-    tree_svg,
-)
-from treeopt.view.svg import STYLE
+from treeopt.defaults import HEADS, KINDS
+from treeopt.errors import counted
+from treeopt.optimize.intervals import Interval
+from treeopt.tree import Tree
+from treeopt.view.charts import Panel, Series, bar_of, render_bars, render_chart
+from treeopt.view.report_data import PARTS, first_source
+from treeopt.view.scene import visible
+from treeopt.view.svg import STYLE, render_svg
+from treeopt.view.themed import inline_svg
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+
+HEAT_CLASSES = 10  # q0 .. q9 of the style sheet
+# Sources of drafts: class of the style sheet and letter, in the order in which candidates are collected.
+SOURCES = {
+    "head": ("head", "H"),
+    "LM head": ("lm", "M"),
+    "draft model": ("draft", "D"),
+    "n-gram": ("ngram", "N"),
+    "frequent": ("frequent", "F"),
+    "lookup": ("lookup", "L"),
+    "text": ("text", "T"),
+    "drafter": ("other", "P"),
+    "unknown": ("other", "?"),
+}
+
+
+def heat(share: float) -> int:
+    """The class of a share in a heat map: by the square root, which spreads small ones."""
+    return min(HEAT_CLASSES - 1, int(HEAT_CLASSES * share**0.5))
+
+
+def curve_svg(calibrations: Sequence[Mapping[str, Any]]) -> Markup | None:
+    """Tokens per step and, where it is known, speedup by nodes: a line for each calibration and kind of tree."""
+    curves = [(curve_name(one, curve), curve) for one in calibrations for curve in one["curves"]]
+    if not curves:
+        return None
+    best = [curve["best"] for _, curve in curves if curve["best"] is not None]
+    panels = [Panel("nodes (root counted)", "tokens per step", list(_lines(curves, "tokens_per_step")), True, best)]
+    timed = [(name, curve) for name, curve in curves if curve["best"] is not None]
+    if timed:
+        panels.append(Panel("nodes (root counted)", "speedup", list(_lines(timed, "speedup")), True, best))
+    label = "Tokens per step by the number of nodes" + (", and speedup below" if timed else "")
+    return _markup(render_chart(panels, "", finish=functools.partial(inline_svg, label=label)))
+
+
+def curve_name(calibration: Mapping[str, Any], curve: Mapping[str, Any]) -> str:
+    """`Medusa heads, static trees`."""
+    return f"{calibration['label']}, {curve['kind'].replace(KINDS[1], 'per-step')} trees"
+
+
+def _lines(curves: Sequence[tuple[str, Mapping[str, Any]]], figure: str) -> Iterator[Series]:
+    """The lines of a figure, with intervals of tokens per step where there is one curve."""
+    for name, curve in curves:
+        points = [point for point in curve["points"] if point[figure] is not None]
+        sizes, values = [point["nodes"] for point in points], [point[figure] for point in points]
+        bands = {}
+        if figure == "tokens_per_step" and len(curves) == 1:
+            ends = [point["prediction"] for point in points]
+            bands["_interval"] = [None if one is None else Interval(*one) for one in ends]
+        yield Series(name, sizes, values, bands)
+
+
+def headline(data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fastest plan of the inputs: what it is, its figures, its verdict, and how they were found.
+
+    Measured plans come before those by replay and timed steps, lossy ones last; those of a comparison are left out.
+    """
+    found = [
+        {**one, "plan": one["label"], "tokens": one["tokens_per_step"], "how": f"measured on {one['texts']} texts"}
+        for one in data.get("validations", [])
+    ]
+    for row in data.get("comparison", {}).get("rows", []):
+        if row["speedup"] is not None and row["lossless"] and row["nodes"] != 1:
+            plan = row["method"] + ("" if row["nodes"] is None else f", {row['nodes']} nodes")
+            verdict = {"lossless": True, "lossy": False, "acceptance": "greedy"}
+            how = f"measured on {data['comparison']['texts']} texts"
+            found.append({**row, **verdict, "plan": plan, "tokens": row["mean_acceptance_length"], "how": how})
+    if all(one["speedup"] is None for one in found):
+        how = "by replay of the texts and the profile's seconds, not decoded"
+        for one in data.get("calibrations", []):
+            for curve in one["curves"]:
+                for point in (point for point in curve["points"] if point["nodes"] == curve["best"]):
+                    plan = f"{curve_name(one, curve).removesuffix('s')} of {counted(point['nodes'], 'node')}"
+                    verdict = {"lossless": None, "lossy": False, "acceptance": "greedy"}
+                    found.append({**point, **verdict, "plan": plan, "tokens": point["tokens_per_step"], "how": how})
+    return max(
+        found, key=lambda one: (one["lossless"] is not False, one["speedup"] or 0.0, one["tokens"]), default=None
+    )
+
+
+def interval_rows(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Intervals of tokens per step: of each curve at the size of the tree, else at its best or largest size."""
+    rows = []
+    size = data["tree"]["nodes"] if "tree" in data else None
+    for one in data.get("calibrations", []):
+        for curve in one["curves"]:
+            known = {point["nodes"]: point for point in curve["points"]}
+            nodes = next((n for n in (size, curve["best"], max(known)) if n in known), max(known))
+            if known[nodes]["prediction"] is not None:
+                rows.append({"name": curve_name(one, curve), **known[nodes]})
+    if rows:
+        low = min(min(row["sampling"][0], row["prediction"][0]) for row in rows)
+        high = max(max(row["sampling"][1], row["prediction"][1]) for row in rows)
+        low, high = math.floor(low * 10) / 10, math.ceil(high * 10) / 10
+        for row in rows:
+            ends = {kind: [_share(end, low, high) for end in row[kind]] for kind in ("sampling", "prediction")}
+            row |= {"places": {**ends, "middle": _share(row["tokens_per_step"], low, high)}}
+    return rows
+
+
+def _share(value: float, low: float, high: float) -> str:
+    return f"{100 * (value - low) / max(high - low, 1e-9):.2f}"
+
+
+def tree_svg(tree: Mapping[str, Any]) -> Markup | None:
+    """The picture of a tree, for the script of the page; None for trees of each step."""
+    if "paths" not in tree:
+        return None
+    drafter = "" if tree["drafter"] == HEADS else tree["drafter"]
+    drawn = Tree(tree["paths"], tree["values"], drafter=drafter)
+    title = f"{counted(tree['nodes'], 'node')}, depth {tree['depth']}, {counted(tree['leaves'], 'leaf')}"
+    title += f" ({drawn.nodes:,} drawn)" if drawn.nodes < tree["nodes"] else ""
+    return _markup(render_svg(drawn, title, with_style=False, name="tree"))
+
+
+def bars_svg(comparison: Mapping[str, Any]) -> Markup | None:
+    """Bars of the methods of a comparison that ran."""
+    bars = [bar_of(row) for row in comparison["rows"] if row["mean_acceptance_length"] is not None]
+    label = "Speedup of each method over autoregressive decoding"
+    return _markup(render_bars(bars, "", finish=functools.partial(inline_svg, label=label))) if bars else None
+
+
+def decoded_tokens(decoding: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
+    """The tokens of each step: text, visible text, class and letter of the source, and all sources in words."""
+    return [
+        [
+            _token(text, token, None if i == 0 else sources)
+            for i, (text, token, sources) in enumerate(zip(step["texts"], step["tokens"], step["sources"], strict=True))
+        ]
+        for step in decoding["steps"]
+    ]
+
+
+def _token(text: str, token: int, sources: Mapping[str, int | None] | None) -> dict[str, Any]:
+    shared = {"text": text, "visible": visible(text), "token": token}
+    if sources is None:
+        return {**shared, "kind": "base", "letter": "", "words": "the base model's own token"}
+    name = first_source(sources)
+    kind, letter = SOURCES.get(name, SOURCES["unknown"])
+    return {**shared, "kind": kind, "letter": letter, "words": _in_words(sources)}
+
+
+def _in_words(sources: Mapping[str, int | None]) -> str:
+    """`accepted draft: n-gram rank 0, head rank 2`."""
+    parts = [name if rank is None else f"{name} rank {rank}" for name, rank in sources.items()]
+    return f"accepted draft: {', '.join(parts) or 'source not known'}"
+
+
+def source_legend(decoding: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The sources that were first for a draft, with their numbers of drafts."""
+    counts = decoding["first_source"]
+    names = [name for name in SOURCES if name in counts] + [name for name in counts if name not in SOURCES]
+    known = [(name, *SOURCES.get(name, SOURCES["unknown"])) for name in names]
+    return [{"name": name, "kind": kind, "letter": letter, "count": counts[name]} for name, kind, letter in known]
+
+
+def _markup(svg: str) -> Markup:
+    from markupsafe import Markup
+
+    return Markup(svg)
+
+
+NONE = "\u2013"  # a dash
+
+
+def number(value: float | None, digits: int = 3) -> Any:
+    """A number with so many digits; a dash for None. Whole numbers have no digits."""
+    return _data(value, digits=0 if isinstance(value, int) else digits)
+
+
+def percent(value: float | None, digits: int = 1) -> Any:
+    """A share in percent."""
+    return _data(value, 100, digits, " %")
+
+
+def _data(value: float | None, scale: int = 1, digits: int = 2, unit: str = "") -> Any:
+    from markupsafe import Markup
+
+    if value is None:
+        return NONE
+    return Markup('<data value="{}">{}</data>').format(repr(value), f"{scale * value:,.{digits}f}{unit}")
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    "heat": heat,
+    "number": number,
+    "percent": percent,
+    "times": functools.partial(_data, unit="\u00d7"),  # a speedup: `2.16x`, with the multiplication sign
+    "milliseconds": functools.partial(_data, scale=1000, unit=" ms"),  # of seconds
+}
+
 
 _TEMPLATES = "treeopt.view.templates"
 _POLICY = "default-src 'none'; style-src '{style}'; script-src '{script}'; base-uri 'none'; form-action 'none'"

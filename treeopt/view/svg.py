@@ -10,8 +10,7 @@ from xml.sax.saxutils import escape
 
 from treeopt.drafted_step import DraftedStep
 from treeopt.tree import Tree
-from treeopt.view.layout import GAP, MAX_NODES, RADIUS, TOP, Item, Layout, place
-from treeopt.view.scene import Scene, scene_of, shortened
+from treeopt.view.scene import GAP, MAX_NODES, RADIUS, TOP, Item, Layout, Scene, place, scene_of, shortened
 
 SHADES = 10  # classes s0 .. s9 of edges and nodes, by value
 
