@@ -52,21 +52,13 @@ def picked(record: Any, *names: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact: a line `label value note`, and a key of the JSON object.
+    """One fact: a line `label value note`, and a key of the JSON object."""
 
-    Args:
-        label: empty where it continues the one above it; None for programs alone.
-        value: None is printed as `-`.
-        form: of the value.
-        note: what the value is of, or compared with.
-        key: in JSON; empty for people alone.
-    """
-
-    label: str | None
-    value: Any
-    form: Form = ""
-    note: str = ""
-    key: str = ""
+    label: str | None  # empty where it continues the one above it; None for programs alone
+    value: Any  # None is printed as `-`
+    form: Form = ""  # of the value
+    note: str = ""  # what the value is of, or compared with
+    key: str = ""  # in JSON; empty for people alone
 
     @property
     def text(self) -> str:
@@ -81,19 +73,12 @@ def for_programs(data: Mapping[str, Any]) -> Iterator[Fact]:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table, and a key of each JSON row.
+    """A column of a table, and a key of each JSON row."""
 
-    Args:
-        header: of the printed column; None for programs alone.
-        value: an attribute, as that of `attribute`, or a function of the record.
-        form: of the values.
-        key: in JSON; the last name of the attribute where None, empty for people alone.
-    """
-
-    header: str | None
-    value: str | Callable[[Any], Any]
-    form: Form = ""
-    key: str | None = None
+    header: str | None  # of the printed column; None for programs alone
+    value: str | Callable[[Any], Any]  # an attribute, as that of `attribute`, or a function of the record
+    form: Form = ""  # of the values
+    key: str | None = None  # in JSON; the last name of the attribute where None, empty for people alone
 
     def of(self, record: Any) -> Any:
         """The value of a record."""

@@ -24,26 +24,18 @@ class LatencyPoint:
     A step drafts with the heads, verifies `batch` x `nodes` tokens after `context` cached ones, accepts, and updates
     the cache. The step of `ONE_NODE` runs no heads, because the root alone needs none; overheads refer to it.
 
-    Args:
-        nodes: N, at least 1; the path tokens, where the profile is of these.
-        batch: texts decoded together, at least 1.
-        context: tokens in the cache before the step, at least 1.
-        seconds: the median; above 0.
-        low: the lower quartile; equal to `seconds` where the profile is modelled.
-        high: the upper quartile, likewise.
-        drafting: seconds of the part that chooses a per-step tree of this size, with its tokens; contained in
-            `seconds`. None where it was not measured.
-
     Raises:
         TreeoptError: E230 where a rule above is broken.
     """
 
-    nodes: int
-    batch: int
-    context: int
-    seconds: float
-    low: float
-    high: float
+    nodes: int  # N, at least 1; the path tokens, where the profile is of these
+    batch: int  # texts decoded together, at least 1
+    context: int  # tokens in the cache before the step, at least 1
+    seconds: float  # the median; above 0
+    low: float  # the lower quartile; equal to `seconds` where the profile is modelled
+    high: float  # the upper quartile, likewise
+    # seconds of the part that chooses a per-step tree of this size, with its tokens; contained in `seconds`. None where
+    # it was not measured
     drafting: float | None = None
 
     def __post_init__(self) -> None:

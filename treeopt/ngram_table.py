@@ -27,24 +27,16 @@ class NgramTable:
     The probability of token y after context c is U(y) * exp(ratio), with U its frequency and the ratio from c's row, or
     c's `backoff` where the row does not contain y.
 
-    Args:
-        keys: int64 [Z], ascending, `context_keys` of the stored contexts; row z + 1 is that of keys[z].
-        tokens: int32 [Z+1, S], the successors, the likeliest first; at least one.
-        ratios: float16 [Z+1, S], log P(y | c) - log U(y), at least the row's backoff.
-        backoff: float16 [Z+1], the ratio of all tokens that are not in the row.
-        unigram: float16 [V], log U.
-        num_tokens: tokens that were counted.
-
     Raises:
         TreeoptError: E222 where shapes, types or order are wrong.
     """
 
-    keys: NDArray[np.int64]
-    tokens: NDArray[np.int32]
-    ratios: NDArray[np.float16]
-    backoff: NDArray[np.float16]
-    unigram: NDArray[np.float16]
-    num_tokens: int
+    keys: NDArray[np.int64]  # int64 [Z], ascending, `context_keys` of the stored contexts; row z + 1 is that of keys[z]
+    tokens: NDArray[np.int32]  # int32 [Z+1, S], the successors, the likeliest first; at least one
+    ratios: NDArray[np.float16]  # float16 [Z+1, S], log P(y | c) - log U(y), at least the row's backoff
+    backoff: NDArray[np.float16]  # float16 [Z+1], the ratio of all tokens that are not in the row
+    unigram: NDArray[np.float16]  # float16 [V], log U
+    num_tokens: int  # tokens that were counted
 
     def __post_init__(self) -> None:
         fault = self._fault()

@@ -17,24 +17,16 @@ MOST_SECONDS = 86400.0  # of a part of a step: a day
 class Matrix:
     """Weights that multiply every token, in one or more layers.
 
-    Args:
-        name: of the layer in the model, such as `q_proj`.
-        rows: outputs.
-        columns: inputs.
-        count: layers that have it.
-        experts: E, copies in each layer of which a router chooses; 1 without experts.
-        active: k, copies that one token passes through.
-
     Raises:
         TreeoptError: E240 where a number is not whole or below 1, or more copies are active than exist.
     """
 
-    name: str
-    rows: int
-    columns: int
-    count: int = 1
-    experts: int = 1
-    active: int = 1
+    name: str  # of the layer in the model, such as `q_proj`
+    rows: int  # outputs
+    columns: int  # inputs
+    count: int = 1  # layers that have it
+    experts: int = 1  # E, copies in each layer of which a router chooses; 1 without experts
+    active: int = 1  # k, copies that one token passes through
 
     def __post_init__(self) -> None:
         check_numbers(self.name, self, ("rows", "columns", "count", "experts", "active"))
@@ -51,24 +43,16 @@ class Matrix:
 class Attention:
     """Attention layers of one kind.
 
-    Args:
-        layers: their number.
-        heads: n, query heads.
-        kv_heads: heads of keys and values; fewer than `heads` where these are grouped.
-        key_size: d, the size of a query or key head.
-        value_size: the size of a value head.
-        window: maximum number of keys that a token attends to, itself included; None for all.
-
     Raises:
         TreeoptError: E240 where a number is not whole or below 1, or query heads are not a multiple of key heads.
     """
 
-    layers: int
-    heads: int
-    kv_heads: int
-    key_size: int
-    value_size: int
-    window: int | None = None
+    layers: int  # their number
+    heads: int  # n, query heads
+    kv_heads: int  # heads of keys and values; fewer than `heads` where these are grouped
+    key_size: int  # d, the size of a query or key head
+    value_size: int  # the size of a value head
+    window: int | None = None  # maximum number of keys that a token attends to, itself included; None for all
 
     def __post_init__(self) -> None:
         names = ["layers", "heads", "kv_heads", "key_size", "value_size"]

@@ -44,27 +44,16 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class CalibrationShard:
-    """The traces of one shard of a run.
+    """The traces of one shard of a run."""
 
-    Args:
-        calibration: the traces of its texts; there may be none.
-        shard: which batches it has.
-        batches: number of batches of the whole run.
-        settings: all that the traces of the run depend on; equal in all shards of the run.
-        heads: H; a drafter may have more levels.
-        answers_cut: number of given answers of the whole run that were cut at the token budget.
-        skipped: prompts of the whole run that were left out.
-        turns_skipped: later turns of this shard's dialogues that were left out.
-    """
-
-    calibration: Calibration
-    shard: Shard
-    batches: int
-    settings: Mapping[str, Any]
-    heads: int
-    answers_cut: int = 0
-    skipped: tuple[Skipped, ...] = ()
-    turns_skipped: tuple[Skipped, ...] = ()
+    calibration: Calibration  # the traces of its texts; there may be none
+    shard: Shard  # which batches it has
+    batches: int  # number of batches of the whole run
+    settings: Mapping[str, Any]  # all that the traces of the run depend on; equal in all shards of the run
+    heads: int  # H; a drafter may have more levels
+    answers_cut: int = 0  # number of given answers of the whole run that were cut at the token budget
+    skipped: tuple[Skipped, ...] = ()  # prompts of the whole run that were left out
+    turns_skipped: tuple[Skipped, ...] = ()  # later turns of this shard's dialogues that were left out
 
 
 class _ShardHeader(Contents):

@@ -32,16 +32,12 @@ class DraftMetrics:
     A *draft* in `num_drafts` is a step that verified one or more draft tokens. A step without drafts counts in
     `num_steps` and in `mean_acceptance_length` only: a last root, which needs no forward, and a step with the one-node
     tree. Accepted drafts beyond the end of a text or its token budget are not emitted and count as not accepted.
-
-    Args:
-        num_steps: all steps.
-        num_draft_tokens: draft tokens verified; without void nodes the sum over `num_drafts` steps of nodes - 1.
-        acceptance_histogram: [D+1], the number of steps with k accepted drafts, k = 0 .. D, among the steps that
-            verified drafts. Its sum is `num_drafts`.
     """
 
-    num_steps: int
-    num_draft_tokens: int
+    num_steps: int  # all steps
+    num_draft_tokens: int  # draft tokens verified; without void nodes the sum over `num_drafts` steps of nodes - 1
+    # [D+1], the number of steps with k accepted drafts, k = 0 .. D, among the steps that verified drafts. Its sum is
+    # `num_drafts`
     acceptance_histogram: tuple[int, ...]
 
     @classmethod
@@ -97,15 +93,10 @@ class DraftMetrics:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A generated text.
+    """A generated text."""
 
-    Args:
-        steps: the tokens of each step.
-        tree_depth: D, the greatest number of drafts that a step can accept.
-    """
-
-    steps: list[Step]
-    tree_depth: int = 0
+    steps: list[Step]  # the tokens of each step
+    tree_depth: int = 0  # D, the greatest number of drafts that a step can accept
 
     @property
     def tokens(self) -> list[int]:

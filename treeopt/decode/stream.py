@@ -87,17 +87,12 @@ Sources = Mapping[str, int | None]
 
 @dataclass(frozen=True)
 class DecodedStep:
-    """One step of a text.
+    """One step of a text."""
 
-    Args:
-        tokens: its root, which is the base model's own token, and the accepted drafts.
-        texts: what each token adds to the text; empty where a character of several bytes is not complete.
-        sources: of each token by name, with its rank in that source's list; see `treeopt.drafting.trace`. None is the
-            rank of a draft that was drawn at random, and of one whose source is not known.
-    """
-
-    tokens: tuple[int, ...]
-    texts: tuple[str, ...]
+    tokens: tuple[int, ...]  # its root, which is the base model's own token, and the accepted drafts
+    texts: tuple[str, ...]  # what each token adds to the text; empty where a character of several bytes is not complete
+    # of each token by name, with its rank in that source's list; see `treeopt.drafting.trace`. None is the rank of a
+    # draft that was drawn at random, and of one whose source is not known
     sources: tuple[Sources, ...]
 
 

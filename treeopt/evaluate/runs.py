@@ -94,30 +94,19 @@ class ValidateOptions:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the validations of all rules have in common.
+    """What the validations of all rules have in common."""
 
-    Args:
-        metrics: tokens per step and speed of all texts.
-        predicted: replay over the texts of stock generate, under sampling with the expected drafts of every step; under
-            typical acceptance over the texts that the tree decoded.
-        expected_tokens_per_step: from the tree file; None where it has none.
-        nodes: N of the tree; the maximum for a tree chosen per step.
-        skipped: prompts, and later turns of dialogues, that do not fit into the context.
-        left_out: baselines that do not support this model or batch size, and their error messages.
-        repeats: as in `ValidateOptions`; under sampling each gives texts of its own, which are trials.
-        batch_size: texts decoded together.
-        made_by: versions, device, threads, dtype, attention.
-    """
-
-    metrics: Metrics
+    metrics: Metrics  # tokens per step and speed of all texts
+    # replay over the texts of stock generate, under sampling with the expected drafts of every step; under typical
+    # acceptance over the texts that the tree decoded
     predicted: Replay
-    expected_tokens_per_step: float | None
-    nodes: int
-    skipped: tuple[Skipped, ...]
-    left_out: Mapping[str, str]
-    repeats: int
-    batch_size: int
-    made_by: dict[str, str]
+    expected_tokens_per_step: float | None  # from the tree file; None where it has none
+    nodes: int  # N of the tree; the maximum for a tree chosen per step
+    skipped: tuple[Skipped, ...]  # prompts, and later turns of dialogues, that do not fit into the context
+    left_out: Mapping[str, str]  # baselines that do not support this model or batch size, and their error messages
+    repeats: int  # as in `ValidateOptions`; under sampling each gives texts of its own, which are trials
+    batch_size: int  # texts decoded together
+    made_by: dict[str, str]  # versions, device, threads, dtype, attention
 
     @property
     def texts(self) -> tuple[Text, ...]:

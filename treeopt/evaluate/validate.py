@@ -69,13 +69,9 @@ Tokens = Sequence[int]
 
 @dataclass(frozen=True)
 class Validation(Measured):
-    """The results of a validation under greedy acceptance.
+    """The results of a validation under greedy acceptance."""
 
-    Args:
-        differences: every text that is not that of stock generate, those of prompt lookup included; `judged` finds
-            their causes.
-    """
-
+    # every text that is not that of stock generate, those of prompt lookup included; `judged` finds their causes
     differences: tuple[Difference, ...]
 
     @property
@@ -367,14 +363,10 @@ def agreement(answers: Sequence[Tokens], greedy: Sequence[Tokens]) -> float:
 
 @dataclass(frozen=True)
 class TypicalValidation(Measured):
-    """The results of a validation under typical acceptance.
+    """The results of a validation under typical acceptance."""
 
-    Args:
-        rule: temperature, epsilon and delta.
-        quality: of the texts, by the name of their baseline: greedy (stock generate), sampled, and typical (the tree).
-    """
-
-    rule: Typical
+    rule: Typical  # temperature, epsilon and delta
+    # of the texts, by the name of their baseline: greedy (stock generate), sampled, and typical (the tree)
     quality: Mapping[str, Quality]
 
     @property

@@ -198,22 +198,16 @@ def _rows(length: int) -> int:
 
 @dataclass(frozen=True)
 class SampleValidation(Measured):
-    """The results of a validation under sampling. Its trials are the texts of all repeats.
+    """The results of a validation under sampling. Its trials are the texts of all repeats."""
 
-    Args:
-        rule: temperature, top-k, top-p and seed; no seed is seed 0.
-        measured_standard_error: of the measured tokens per step, clustered by prompt; None with fewer than two prompts.
-        predicted_standard_error: the same of the predicted tokens per step.
-        z_score: (measured - predicted) / standard error of the difference, clustered by prompt; None where there is no
-            standard error.
-        tests: of the distribution of texts, one a prompt.
-    """
-
-    rule: Sample
+    rule: Sample  # temperature, top-k, top-p and seed; no seed is seed 0
+    # of the measured tokens per step, clustered by prompt; None with fewer than two prompts
     measured_standard_error: float | None
-    predicted_standard_error: float | None
+    predicted_standard_error: float | None  # the same of the predicted tokens per step
+    # (measured - predicted) / standard error of the difference, clustered by prompt; None where there is no standard
+    # error
     z_score: float | None
-    tests: tuple[DistributionTest, ...]
+    tests: tuple[DistributionTest, ...]  # of the distribution of texts, one a prompt
 
     @property
     def lossless(self) -> bool | None:

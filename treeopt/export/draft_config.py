@@ -15,17 +15,12 @@ _MODULES = ("n_predict", "num_nextn_predict_layers", "mtp_num_hidden_layers", "n
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """Limits of a drafter.
+    """Limits of a drafter."""
 
-    Args:
-        name: its folder.
-        modules: MTP modules in the checkpoint; a longer chain is a multiple of them in vLLM. None where there are none.
-        grounded: whether Hydra heads read the drafts before them; None of other drafters.
-    """
-
-    name: str
+    name: str  # its folder
+    # MTP modules in the checkpoint; a longer chain is a multiple of them in vLLM. None where there are none
     modules: int | None = None
-    grounded: bool | None = None
+    grounded: bool | None = None  # whether Hydra heads read the drafts before them; None of other drafters
 
     def allows(self, drafts: int) -> bool:
         """Whether vLLM takes a chain of so many drafts."""

@@ -39,15 +39,10 @@ _VLLM_MARK = "medusa_fc_bias"  # in the config of heads for vLLM, and in none of
 
 @dataclass(frozen=True)
 class ConvertedHeads:
-    """Files of heads for an engine.
+    """Files of heads for an engine."""
 
-    Args:
-        files: those written, the weights first.
-        notes: what was written beside the given tensors.
-    """
-
-    files: tuple[Path, ...]
-    notes: tuple[str, ...]
+    files: tuple[Path, ...]  # those written, the weights first
+    notes: tuple[str, ...]  # what was written beside the given tensors
 
 
 def refusal(heads: MedusaHeads, to: str, *, with_lm_heads: bool = False) -> str:

@@ -41,27 +41,16 @@ _RANKS_OF = {HEADS: "heads", MODEL: "a draft model", EAGLE: "an EAGLE head"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One broken rule.
+    """One broken rule."""
 
-    Args:
-        rule: its id.
-        severity: `error` or `warning`.
-        engine: the engine whose rule it is.
-        what: the fault, with the values.
-        why: what the engine does with such a tree.
-        fix: a command or an edit.
-        paths: the first paths that break it.
-        count: the number of these paths; 0 where the rule is one of the whole tree.
-    """
-
-    rule: str
-    severity: str
-    engine: str
-    what: str
-    why: str
-    fix: str
-    paths: tuple[RankPath, ...] = ()
-    count: int = 0
+    rule: str  # its id
+    severity: str  # `error` or `warning`
+    engine: str  # the engine whose rule it is
+    what: str  # the fault, with the values
+    why: str  # what the engine does with such a tree
+    fix: str  # a command or an edit
+    paths: tuple[RankPath, ...] = ()  # the first paths that break it
+    count: int = 0  # the number of these paths; 0 where the rule is one of the whole tree
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.what}; {self.why}" + (f" ({self.fix})" if self.fix else "")

@@ -66,43 +66,30 @@ Lengths = dict[int, int]  # batch -> drafts
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Settings of one engine with the steps that replay promises.
+    """Settings of one engine with the steps that replay promises."""
 
-    Args:
-        settings: values by the engine's names; empty where none could be derived.
-        replay: the promised steps; None without settings.
-        budgets: the figures at each measured batch; empty without a profile.
-        underived: reasons, by setting.
-        notes: what a user must know.
-        batch: the smallest measured batch with drafts, which the promise is of; None where the length was given.
-        bound: `exact` where the replay is of the engine's own drafts, `estimate` of likely ones, `other drafter` where
-            the engine does not have that of the calibration; of counters `measured` of this very chain, or `estimate`.
-        chain: whether the engine drafts a chain, not a tree.
-        lines: whether the settings are options of a command line; otherwise they are JSON.
-        warning: that the engine does not have the drafter of the calibration; empty where it has.
-        engine: one of `treeopt.engines.SETTINGS`.
-        chains: tokens per step of chains of 0, 1, 2, ... drafts.
-        estimates: the chains that an engine's counters give, in place of a replay; None with a calibration.
-        rates: share of the steps that accept d drafts or more, d = 1, 2, ..., of the chain of the settings; empty where
-            it is not known.
-        drafts: the length of the chain, 0 for none; None without settings, or of a tree.
-    """
-
-    settings: dict[str, Any]
-    replay: Replay | None = None
+    settings: dict[str, Any]  # values by the engine's names; empty where none could be derived
+    replay: Replay | None = None  # the promised steps; None without settings
+    # the figures at each measured batch; empty without a profile
     budgets: Mapping[int, Budget] = field(default_factory=dict)
-    underived: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    underived: dict[str, str] = field(default_factory=dict)  # reasons, by setting
+    notes: tuple[str, ...] = ()  # what a user must know
+    # the smallest measured batch with drafts, which the promise is of; None where the length was given
     batch: int | None = None
+    # `exact` where the replay is of the engine's own drafts, `estimate` of likely ones, `other drafter` where the
+    # engine does not have that of the calibration; of counters `measured` of this very chain, or `estimate`
     bound: str = EXACT
-    chain: bool = True
-    lines: bool = False
-    warning: str = ""
-    engine: str = ""
-    chains: tuple[float, ...] = ()
+    chain: bool = True  # whether the engine drafts a chain, not a tree
+    lines: bool = False  # whether the settings are options of a command line; otherwise they are JSON
+    warning: str = ""  # that the engine does not have the drafter of the calibration; empty where it has
+    engine: str = ""  # one of `treeopt.engines.SETTINGS`
+    chains: tuple[float, ...] = ()  # tokens per step of chains of 0, 1, 2, ... drafts
+    # the chains that an engine's counters give, in place of a replay; None with a calibration
     estimates: CounterEstimates | None = None
+    # share of the steps that accept d drafts or more, d = 1, 2, ..., of the chain of the settings; empty where it is
+    # not known
     rates: tuple[float, ...] = ()
-    drafts: int | None = None
+    drafts: int | None = None  # the length of the chain, 0 for none; None without settings, or of a tree
 
     @property
     def tokens_per_step(self) -> float | None:

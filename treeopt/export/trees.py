@@ -215,19 +215,12 @@ BINARY: dict[str, Callable[[Tree], bytes]] = {"sequoia": growmap_pt}  # written 
 
 @dataclass(frozen=True)
 class Exported:
-    """A tree in the format of an engine.
+    """A tree in the format of an engine."""
 
-    Args:
-        engine: a name of `treeopt.engines.ENGINES`.
-        content: the bytes of the file.
-        setting: where the content goes in the engine, with the numbers that belong to it.
-        warnings: conditions under which the engine reads it rightly.
-    """
-
-    engine: str
-    content: bytes
-    setting: str
-    warnings: tuple[Finding, ...]
+    engine: str  # a name of `treeopt.engines.ENGINES`
+    content: bytes  # the bytes of the file
+    setting: str  # where the content goes in the engine, with the numbers that belong to it
+    warnings: tuple[Finding, ...]  # conditions under which the engine reads it rightly
 
     def report(self, tree: Tree) -> Iterator[Fact]:
         """Who reads the file, and what of the tree is not in it."""
@@ -276,17 +269,11 @@ _MODEL_RANKS = (ADJACENCY, GROWMAP)  # layouts whose ranks are those of a draft 
 
 @dataclass(frozen=True)
 class Imported:
-    """A tree of an engine's file.
+    """A tree of an engine's file."""
 
-    Args:
-        tree: the tree; its source names the file.
-        layout: the name of the format.
-        assumed: what the file does not say.
-    """
-
-    tree: Tree
-    layout: str
-    assumed: tuple[str, ...]
+    tree: Tree  # the tree; its source names the file
+    layout: str  # the name of the format
+    assumed: tuple[str, ...]  # what the file does not say
 
 
 def import_tree(path: str | os.PathLike[str], *, name: str = "") -> Imported:

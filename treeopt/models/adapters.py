@@ -40,19 +40,12 @@ _TRAINING = "treeopt train --stage 2 writes adapters"
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter that was read.
+    """An adapter that was read."""
 
-    Args:
-        name: of its folder, as given by the user.
-        base_ids: fingerprints of the base that it was trained on, by precision.
-        heads_id: fingerprint of the heads that were trained with it.
-        kind: the class of the base's model.
-    """
-
-    name: str
-    base_ids: Mapping[str, str]
-    heads_id: str
-    kind: str
+    name: str  # of its folder, as given by the user
+    base_ids: Mapping[str, str]  # fingerprints of the base that it was trained on, by precision
+    heads_id: str  # fingerprint of the heads that were trained with it
+    kind: str  # the class of the base's model
 
 
 def require_peft() -> None:

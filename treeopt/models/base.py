@@ -52,24 +52,15 @@ def shown_name(model: PreTrainedModel) -> str:
 
 @dataclass(frozen=True)
 class Base:
-    """A loaded base model.
+    """A loaded base model."""
 
-    Args:
-        model: the causal language model.
-        tokenizer: its tokenizer; None where it has none.
-        name: folder or hub name, as given by the user.
-        notes: warnings for the user, such as weights of the checkpoint that are not used.
-        adapter: the adapter that is merged into the weights; None without.
-        compile: whether decoders run their forwards over trees through `torch.compile`.
-        reads: indices of the hidden states that forwards return, side by side; empty for the LM head's input alone.
-    """
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase | None
-    name: str
-    notes: tuple[str, ...] = ()
-    adapter: Adapter | None = None
-    compile: bool = False
+    model: PreTrainedModel  # the causal language model
+    tokenizer: PreTrainedTokenizerBase | None  # its tokenizer; None where it has none
+    name: str  # folder or hub name, as given by the user
+    notes: tuple[str, ...] = ()  # warnings for the user, such as weights of the checkpoint that are not used
+    adapter: Adapter | None = None  # the adapter that is merged into the weights; None without
+    compile: bool = False  # whether decoders run their forwards over trees through `torch.compile`
+    # indices of the hidden states that forwards return, side by side; empty for the LM head's input alone
     reads: tuple[int, ...] = ()
 
     @property

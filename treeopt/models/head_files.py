@@ -38,27 +38,17 @@ _BASE_FILE = re.compile(
 
 @dataclass(frozen=True)
 class LoadedHeads:
-    """Heads with the data of their checkpoint.
+    """Heads with the data of their checkpoint."""
 
-    Args:
-        heads: the heads.
-        name: folder, file or hub name, as given by the user.
-        file: of the weights.
-        base: name or folder of the base model in the checkpoint's config; None where it has none.
-        fingerprint: of the weights.
-        notes: warnings for the user, such as what vLLM does with these heads.
-        joint_base: fingerprint of the base without its adapter, of heads trained with an adapter; None for others.
-        layout: title of the layout of the checkpoint; empty where heads were made in Python.
-    """
-
-    heads: MedusaHeads
-    name: str
-    file: Path
-    base: str | None
-    fingerprint: str
-    notes: tuple[str, ...]
+    heads: MedusaHeads  # the heads
+    name: str  # folder, file or hub name, as given by the user
+    file: Path  # of the weights
+    base: str | None  # name or folder of the base model in the checkpoint's config; None where it has none
+    fingerprint: str  # of the weights
+    notes: tuple[str, ...]  # warnings for the user, such as what vLLM does with these heads
+    # fingerprint of the base without its adapter, of heads trained with an adapter; None for others
     joint_base: str | None = None
-    layout: str = ""
+    layout: str = ""  # title of the layout of the checkpoint; empty where heads were made in Python
 
 
 def load_heads(path: str | os.PathLike[str]) -> LoadedHeads:

@@ -107,36 +107,22 @@ class ChainPrediction:
 
 @dataclass(frozen=True)
 class MeasuredAcceptance:
-    """Accepted drafts of an engine.
+    """Accepted drafts of an engine."""
 
-    Args:
-        mean_acceptance_length: tokens per step, the one after the accepted drafts counted.
-        histogram: [D+1], steps with k accepted drafts; None where the engine gives the mean alone.
-        draft_lengths: the numbers of drafts that steps had, ascending, where the engine states them.
-    """
-
-    mean_acceptance_length: float
-    histogram: tuple[int, ...] | None
-    draft_lengths: tuple[int, ...] = ()
+    mean_acceptance_length: float  # tokens per step, the one after the accepted drafts counted
+    histogram: tuple[int, ...] | None  # [D+1], steps with k accepted drafts; None where the engine gives the mean alone
+    draft_lengths: tuple[int, ...] = ()  # the numbers of drafts that steps had, ascending, where the engine states them
 
 
 @dataclass(frozen=True)
 class AcceptanceComparison:
-    """Accepted drafts of an engine beside those that replay promised.
+    """Accepted drafts of an engine beside those that replay promised."""
 
-    Args:
-        promised: tokens per step by replay: 1 + accepted drafts per step with a forward.
-        interval: of the promise on as many new texts; None below two different ones.
-        measured: tokens per step of the engine.
-        promised_rates: [D], share of steps that accept d drafts or more by replay, d = 1 .. D.
-        measured_rates: [D] of the engine; None where it gives the mean alone.
-    """
-
-    promised: float
-    interval: Interval | None
-    measured: float
-    promised_rates: tuple[float, ...]
-    measured_rates: tuple[float, ...] | None
+    promised: float  # tokens per step by replay: 1 + accepted drafts per step with a forward
+    interval: Interval | None  # of the promise on as many new texts; None below two different ones
+    measured: float  # tokens per step of the engine
+    promised_rates: tuple[float, ...]  # [D], share of steps that accept d drafts or more by replay, d = 1 .. D
+    measured_rates: tuple[float, ...] | None  # [D] of the engine; None where it gives the mean alone
 
     @property
     def as_promised(self) -> bool | None:

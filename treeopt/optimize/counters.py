@@ -28,17 +28,12 @@ class ChainEstimate:
 
 @dataclass(frozen=True)
 class CounterEstimates:
-    """Chains of 0, 1, ... K drafts from the counts of an engine that ran a chain of K.
+    """Chains of 0, 1, ... K drafts from the counts of an engine that ran a chain of K."""
 
-    Args:
-        chains: [K+1]; the last one is the measured one, and its interval is that of the counts alone.
-        steps: that were counted.
-        rates: [K], share of the steps that accept d drafts or more, d = 1 .. K.
-    """
-
+    # [K+1]; the last one is the measured one, and its interval is that of the counts alone
     chains: tuple[ChainEstimate, ...]
-    steps: int
-    rates: tuple[float, ...]
+    steps: int  # that were counted
+    rates: tuple[float, ...]  # [K], share of the steps that accept d drafts or more, d = 1 .. K
 
     @property
     def last_rate(self) -> float:

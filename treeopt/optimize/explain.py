@@ -19,41 +19,27 @@ from treeopt.tree import Path, Tree, as_path
 
 @dataclass(frozen=True)
 class Prefix:
-    """A node on the way to a path.
+    """A node on the way to a path."""
 
-    Args:
-        path: its ranks.
-        value: the estimated probability that all of them are right.
-        share: its value over that of the node above.
-        place: in best-first growth, from 1 (the root is not counted); None beyond 131,072 nodes, and for a value of 0.
-        in_tree: whether the tree has it.
-    """
-
-    path: Path
-    value: float
-    share: float
+    path: Path  # its ranks
+    value: float  # the estimated probability that all of them are right
+    share: float  # its value over that of the node above
+    # in best-first growth, from 1 (the root is not counted); None beyond 131,072 nodes, and for a value of 0
     place: int | None
-    in_tree: bool
+    in_tree: bool  # whether the tree has it
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a path is in a tree, or not.
+    """Why a path is in a tree, or not."""
 
-    Args:
-        prefixes: the nodes from the first level to the path itself.
-        cut_off: the value of the last place, that of the (N-1)-th node of best-first growth; 0.0 where growth ends
-            before.
-        paths: N - 1, the number of places in the tree.
-        method: how the values were estimated.
-        gain: tokens per step without and with the path, by replay: of the tree without the path and the paths below it,
-            and of the tree with the path and those above it; None without traces.
-    """
-
-    prefixes: tuple[Prefix, ...]
+    prefixes: tuple[Prefix, ...]  # the nodes from the first level to the path itself
+    # the value of the last place, that of the (N-1)-th node of best-first growth; 0.0 where growth ends before
     cut_off: float
-    paths: int
-    method: str
+    paths: int  # N - 1, the number of places in the tree
+    method: str  # how the values were estimated
+    # tokens per step without and with the path, by replay: of the tree without the path and the paths below it, and of
+    # the tree with the path and those above it; None without traces
     gain: Gain | None
 
     @property

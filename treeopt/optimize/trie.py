@@ -15,16 +15,12 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Counts:
-    """Weighted counts of one level's paths.
+    """Weighted counts of one level's paths."""
 
-    Args:
-        hits: float64 [U], weight of the positions whose ranks begin with each path of this level. Where the target's
-            probabilities are known, float64 [U of the level above, K], the weight that they expect of each next rank.
-        trials: float64 [U of the level above], weight of the positions with that path and a token at this depth.
-    """
-
+    # float64 [U], weight of the positions whose ranks begin with each path of this level. Where the target's
+    # probabilities are known, float64 [U of the level above, K], the weight that they expect of each next rank
     hits: Floats
-    trials: Floats
+    trials: Floats  # float64 [U of the level above], weight of the positions with that path and a token at this depth
 
     def of_children(self, parents: Ints, children: Ints) -> Floats:
         """Hits [n, K] of the children (int64 [n, K]) of paths of the level above (int64 [n]); -1 does not occur."""

@@ -58,21 +58,14 @@ class Considered:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """The figures of a plan at one batch and context.
+    """The figures of a plan at one batch and context."""
 
-    Args:
-        of: the plan.
-        budget: its figures, for one text of the batch.
-        tokens_per_second: of all texts of the batch.
-        interval: of the speedup; None below two different texts.
-        at_edge: whether it is the largest of its kind that was measured, or the longest chain that is considered, so
-            that a larger one may be faster.
-    """
-
-    of: Considered
-    budget: Budget
-    tokens_per_second: float
-    interval: Interval | None
+    of: Considered  # the plan
+    budget: Budget  # its figures, for one text of the batch
+    tokens_per_second: float  # of all texts of the batch
+    interval: Interval | None  # of the speedup; None below two different texts
+    # whether it is the largest of its kind that was measured, or the longest chain that is considered, so that a larger
+    # one may be faster
     at_edge: bool
 
     @property
@@ -102,19 +95,12 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False)
 class Verdicts:
-    """The verdict of each batch and context.
+    """The verdict of each batch and context."""
 
-    Args:
-        calibration: of the texts and the drafter.
-        verdicts: sorted by batch and context.
-        left_out: kinds without figures, and the command that measures what they lack.
-        warnings: doubts about the comparison.
-    """
-
-    calibration: Calibration
-    verdicts: tuple[Verdict, ...]
-    left_out: Mapping[str, str]
-    warnings: tuple[str, ...]
+    calibration: Calibration  # of the texts and the drafter
+    verdicts: tuple[Verdict, ...]  # sorted by batch and context
+    left_out: Mapping[str, str]  # kinds without figures, and the command that measures what they lack
+    warnings: tuple[str, ...]  # doubts about the comparison
 
     @functools.cached_property
     def schedule(self) -> Schedule:

@@ -111,25 +111,15 @@ class PlanPoint:
 
 @dataclass(frozen=True)
 class PlanBest:
-    """The fastest size at one batch and context.
+    """The fastest size at one batch and context."""
 
-    Args:
-        batch: texts.
-        context: cached tokens.
-        nodes: the fastest of the sizes of the plan; the smaller of equal ones.
-        speedup: of it.
-        any_nodes: the fastest of all whole sizes up to the largest of the plan.
-        any_speedup: of it.
-        memory: bytes of weights and cache at `nodes`.
-    """
-
-    batch: int
-    context: int
-    nodes: int
-    speedup: float
-    any_nodes: int
-    any_speedup: float
-    memory: float
+    batch: int  # texts
+    context: int  # cached tokens
+    nodes: int  # the fastest of the sizes of the plan; the smaller of equal ones
+    speedup: float  # of it
+    any_nodes: int  # the fastest of all whole sizes up to the largest of the plan
+    any_speedup: float  # of it
+    memory: float  # bytes of weights and cache at `nodes`
 
 
 @dataclass(frozen=True)

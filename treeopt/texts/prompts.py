@@ -58,25 +58,15 @@ class PromptSetFile(Schema):
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: chat messages, or plain text to continue.
+    """One prompt: chat messages, or plain text to continue."""
 
-    Args:
-        id: of the row and turn.
-        messages: of a chat; None for plain text.
-        text: plain text; None for a chat.
-        answer: the given answer, where the row has one and it is used.
-        category: of the row, where it has one.
-        turn: of a dialogue, from 1.
-        later: the user turns after this one; `after` makes the next prompt.
-    """
-
-    id: str
-    messages: tuple[Message, ...] | None
-    text: str | None
-    answer: str | None
-    category: str | None = None
-    turn: int = 1
-    later: tuple[str, ...] = ()
+    id: str  # of the row and turn
+    messages: tuple[Message, ...] | None  # of a chat; None for plain text
+    text: str | None  # plain text; None for a chat
+    answer: str | None  # the given answer, where the row has one and it is used
+    category: str | None = None  # of the row, where it has one
+    turn: int = 1  # of a dialogue, from 1
+    later: tuple[str, ...] = ()  # the user turns after this one; `after` makes the next prompt
 
     @property
     def row(self) -> int:

@@ -47,23 +47,14 @@ _NO_ANSWER = Example(np.empty(0, np.int32), ())
 
 @dataclass(frozen=True)
 class TrainingTexts:
-    """Examples with their origin.
+    """Examples with their origin."""
 
-    Args:
-        examples: the texts.
-        names: of the files or data sets, as the user gave them.
-        sha256: of each file or data set.
-        cut: number of texts that were cut at the length.
-        empty: number of rows without an answer.
-        foreign: number of rows of another model, by the `model_id` of `treeopt distill`.
-    """
-
-    examples: tuple[Example, ...]
-    names: tuple[str, ...]
-    sha256: tuple[str, ...]
-    cut: int
-    empty: int
-    foreign: int = 0
+    examples: tuple[Example, ...]  # the texts
+    names: tuple[str, ...]  # of the files or data sets, as the user gave them
+    sha256: tuple[str, ...]  # of each file or data set
+    cut: int  # number of texts that were cut at the length
+    empty: int  # number of rows without an answer
+    foreign: int = 0  # number of rows of another model, by the `model_id` of `treeopt distill`
 
 
 GivenTexts = TrainingTexts | str | os.PathLike[str] | Iterable[GivenRow]

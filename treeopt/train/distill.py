@@ -55,19 +55,12 @@ class DistillOptions(AnswerOptions):
 
 @dataclass(frozen=True)
 class Distilled:
-    """The result of `distill`.
+    """The result of `distill`."""
 
-    Args:
-        rows: answers in the file.
-        tokens: tokens of these answers.
-        ended_early: conversations that ended before their last turn, with an answer that was cut.
-        skipped: prompts without an answer, and the reasons.
-    """
-
-    rows: int
-    tokens: int
-    ended_early: int
-    skipped: tuple[Skipped, ...]
+    rows: int  # answers in the file
+    tokens: int  # tokens of these answers
+    ended_early: int  # conversations that ended before their last turn, with an answer that was cut
+    skipped: tuple[Skipped, ...]  # prompts without an answer, and the reasons
 
 
 def distill(

@@ -28,17 +28,11 @@ from treeopt.train.trainer import HeadScore, HeadsOnBase, HeadsTrainer
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of `train_heads`.
+    """The result of `train_heads`."""
 
-    Args:
-        heads: in float32.
-        held_out: scores of each head on the texts held out; empty where there are none.
-        steps: optimizer steps.
-    """
-
-    heads: MedusaHeads
-    held_out: tuple[HeadScore, ...]
-    steps: int
+    heads: MedusaHeads  # in float32
+    held_out: tuple[HeadScore, ...]  # scores of each head on the texts held out; empty where there are none
+    steps: int  # optimizer steps
 
 
 def new_heads(base: Base, num_heads: int, *, blocks: int = 1, shared_lm_head: bool = False) -> MedusaHeads:

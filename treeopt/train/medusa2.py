@@ -40,19 +40,12 @@ def heads_weight(settings: JointSettings, step: int, steps: int) -> float:
 
 @dataclass(frozen=True)
 class BaseScore:
-    """The base's next-token scores on texts, in nats.
+    """The base's next-token scores on texts, in nats."""
 
-    Args:
-        loss: mean cross-entropy with the adapter.
-        original_loss: without the adapter.
-        divergence: mean KL(p_original || p).
-        trials: number of tokens.
-    """
-
-    loss: float
-    original_loss: float
-    divergence: float
-    trials: int
+    loss: float  # mean cross-entropy with the adapter
+    original_loss: float  # without the adapter
+    divergence: float  # mean KL(p_original || p)
+    trials: int  # number of tokens
 
 
 class JointModel(HeadsOnBase):
@@ -152,15 +145,10 @@ class JointTrainer(HeadsTrainer):
 
 @dataclass(frozen=True)
 class JointlyTrained(Trained):
-    """The result of `train_jointly`.
+    """The result of `train_jointly`."""
 
-    Args:
-        adapter: its folder, for `load_base(..., adapter=)`.
-        base_score: of the base on the texts held out; None where there are none.
-    """
-
-    adapter: Path
-    base_score: BaseScore | None
+    adapter: Path  # its folder, for `load_base(..., adapter=)`
+    base_score: BaseScore | None  # of the base on the texts held out; None where there are none
 
 
 def train_jointly(

@@ -39,27 +39,16 @@ _LOGS = 1 << 20  # bytes of metrics, Trainer states and notes
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """The inputs of a training run, loaded and checked.
+    """The inputs of a training run, loaded and checked."""
 
-    Args:
-        base: the base model.
-        texts: all texts.
-        train: the texts to train on.
-        held_out: the others.
-        folder: for the heads.
-        settings: of the run.
-        arguments: of the Trainer.
-        more: further entries of `begun`.
-    """
-
-    base: Base
-    texts: TrainingTexts
-    train: Sequence[Example]
-    held_out: Sequence[Example]
-    folder: Path
-    settings: Settings
-    arguments: TrainingArguments
-    more: Mapping[str, Any] = field(default_factory=dict)
+    base: Base  # the base model
+    texts: TrainingTexts  # all texts
+    train: Sequence[Example]  # the texts to train on
+    held_out: Sequence[Example]  # the others
+    folder: Path  # for the heads
+    settings: Settings  # of the run
+    arguments: TrainingArguments  # of the Trainer
+    more: Mapping[str, Any] = field(default_factory=dict)  # further entries of `begun`
 
     @property
     def is_main(self) -> bool:

@@ -23,17 +23,11 @@ _TIMES = ("_runtime", "_per_second", "_time")  # ends of names in the log whose 
 
 @dataclass(frozen=True)
 class HeadScore:
-    """One head's scores on texts.
+    """One head's scores on texts."""
 
-    Args:
-        loss: mean cross-entropy in nats.
-        top: accuracies of the top 1 .. 5 guesses.
-        trials: number of tokens.
-    """
-
-    loss: float
-    top: tuple[float, ...]
-    trials: int
+    loss: float  # mean cross-entropy in nats
+    top: tuple[float, ...]  # accuracies of the top 1 .. 5 guesses
+    trials: int  # number of tokens
 
 
 class HeadsOnBase(nn.Module):

@@ -36,34 +36,21 @@ _TIMES = 3
 
 @dataclass(frozen=True)
 class Ways:
-    """What the probe found to be exact for a model.
+    """What the probe found to be exact for a model."""
 
-    Args:
-        joint: several texts in one forward, their caches padded on the left.
-        crop: `crop` of the cache drops its last tokens. Else accepted tokens are replayed.
-        masked: forwards get a 2-D mask, as from stock `generate`.
-    """
-
-    joint: bool
-    crop: bool
-    masked: bool = True
+    joint: bool  # several texts in one forward, their caches padded on the left
+    crop: bool  # `crop` of the cache drops its last tokens. Else accepted tokens are replayed
+    masked: bool = True  # forwards get a 2-D mask, as from stock `generate`
 
 
 @dataclass(frozen=True)
 class PathRows:
-    """The paths of one tree as rows: those of L leaves.
+    """The paths of one tree as rows: those of L leaves."""
 
-    Args:
-        nodes: int64 [L, D+1], the nodes of each row from the root on, then `PAD`.
-        row: int64 [N], one of the rows that hold each node; its place in it is its depth.
-        depth: int64 [N].
-        slot: int64 [N], the number of the node among those that are read from its row.
-    """
-
-    nodes: Ints
-    row: Ints
-    depth: Ints
-    slot: Ints
+    nodes: Ints  # int64 [L, D+1], the nodes of each row from the root on, then `PAD`
+    row: Ints  # int64 [N], one of the rows that hold each node; its place in it is its depth
+    depth: Ints  # int64 [N]
+    slot: Ints  # int64 [N], the number of the node among those that are read from its row
 
     @property
     def count(self) -> int:

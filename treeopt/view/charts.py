@@ -118,25 +118,16 @@ _ROW_LABELS, _ROW_HEIGHT = 3, 0.2  # of the legend: labels in a row, inches
 
 @dataclass(frozen=True)
 class Series:
-    """Figures by place.
+    """Figures by place."""
 
-    Args:
-        name: in the legend.
-        x: places on the axis.
-        y: the figures.
-        bands: names of intervals to those of each figure, None where unknown; a name with `_` is not in the legend.
-        dots: whether the figures are dots without a line, and in grey.
-        dashed: whether the line is dashed, for figures to compare with.
-        best: the place of the figure that has a ring around it.
-    """
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
+    name: str  # in the legend
+    x: Sequence[float]  # places on the axis
+    y: Sequence[float]  # the figures
+    # names of intervals to those of each figure, None where unknown; a name with `_` is not in the legend
     bands: Mapping[str, Sequence[Interval | None]] = field(default_factory=dict)
-    dots: bool = False
-    dashed: bool = False
-    best: float | None = None
+    dots: bool = False  # whether the figures are dots without a line, and in grey
+    dashed: bool = False  # whether the line is dashed, for figures to compare with
+    best: float | None = None  # the place of the figure that has a ring around it
 
 
 @dataclass(frozen=True)
@@ -284,23 +275,14 @@ _COLOR, _LOSSY, _SLOWER, _LINE = "#0b7285", "#d9480f", "#9aa7b2", "#33414d"
 
 @dataclass(frozen=True)
 class Bar:
-    """One method.
+    """One method."""
 
-    Args:
-        name: of the method.
-        tokens_per_step: its mean acceptance length.
-        speedup: median over the repeats; None where nothing was timed.
-        low: lower quartile; None as `speedup`.
-        high: upper quartile; None as `speedup`.
-        lossless: whether all texts are those of greedy decoding.
-    """
-
-    name: str
-    tokens_per_step: float
-    speedup: float | None
-    low: float | None
-    high: float | None
-    lossless: bool
+    name: str  # of the method
+    tokens_per_step: float  # its mean acceptance length
+    speedup: float | None  # median over the repeats; None where nothing was timed
+    low: float | None  # lower quartile; None as `speedup`
+    high: float | None  # upper quartile; None as `speedup`
+    lossless: bool  # whether all texts are those of greedy decoding
 
     @property
     def slower(self) -> bool:

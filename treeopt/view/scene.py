@@ -27,30 +27,19 @@ CHARACTER = 7.0  # width of a label's character; monospaced fonts of 10 px have 
 
 @dataclass(frozen=True)
 class Item:
-    """One drawn node with its texts.
+    """One drawn node with its texts."""
 
-    Args:
-        node: the number of the node in the tree; of the bonus token that of the node above.
-        parent: index of the item above; that of the root is itself.
-        depth: 0 for the root.
-        bonus: whether it is the token after the accepted path.
-        label: beside the node; empty for none.
-        tooltip: shown where the pointer is on it.
-        share: 0 .. 1, the square root of its share of the greatest value, which spreads small values; of a step of the
-            probability of its path in the base model. None without values.
-        accepted: whether it is on the accepted path of a step.
-        void: whether it is a node of a step without a draft.
-    """
-
-    node: int
-    parent: int
-    depth: int
-    bonus: bool = False
-    label: str = ""
-    tooltip: str = ""
+    node: int  # the number of the node in the tree; of the bonus token that of the node above
+    parent: int  # index of the item above; that of the root is itself
+    depth: int  # 0 for the root
+    bonus: bool = False  # whether it is the token after the accepted path
+    label: str = ""  # beside the node; empty for none
+    tooltip: str = ""  # shown where the pointer is on it
+    # 0 .. 1, the square root of its share of the greatest value, which spreads small values; of a step of the
+    # probability of its path in the base model. None without values
     share: float | None = None
-    accepted: bool = False
-    void: bool = False
+    accepted: bool = False  # whether it is on the accepted path of a step
+    void: bool = False  # whether it is a node of a step without a draft
 
 
 def items_of(tree: Tree, *, most: int = MAX_NODES, accepted: Sequence[int] = (), bonus: bool = False) -> list[Item]:
@@ -274,21 +263,13 @@ def accepted_words(step: DraftedStep) -> str:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a picture of a tree shows in any format, with all of its texts.
+    """What a picture of a tree shows in any format, with all of its texts."""
 
-    Args:
-        heading: with the number of all nodes.
-        description: the picture in words.
-        level: what a column is: `level`, or `head` in a tree of heads alone.
-        hint: how to read the picture; of a step alone.
-        items: in the order of `items_of`.
-    """
-
-    heading: str
-    description: str
-    level: str
-    hint: str
-    items: tuple[Item, ...]
+    heading: str  # with the number of all nodes
+    description: str  # the picture in words
+    level: str  # what a column is: `level`, or `head` in a tree of heads alone
+    hint: str  # how to read the picture; of a step alone
+    items: tuple[Item, ...]  # in the order of `items_of`
 
 
 def scene_of(
