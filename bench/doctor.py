@@ -2,30 +2,40 @@
 
     python bench/doctor.py [--only NAME] [--checkpoints FOLDER] [--shared SHARED]
 
-Faults are planted in trained drafters: each variant that a kind admits, read as if it were the file. A planted fault
-counts where it lowers the hits of level 1 or 2 by more than two standard errors. From 20 texts, of two sets of prompts
-each, the variant that fits best must be the one that undoes it (goal: 95 % of those that count). Sound drafters, the
-finished ones and checkpoints of their training, must have no variant that fits better.
+Faults are planted in trained drafters: in copies of their files where a fault can be written there, and read as they
+are; else each variant that a kind admits, taken as if it were the file. A planted fault counts where it lowers the
+hits of level 1 or 2 by more than two standard errors. From 20 texts, of two sets of prompts each, the first cause must
+be the variant that undoes it (goal: 95 % of those that count). Sound drafters, the finished ones and states of
+trainings (`make_module.py RECIPE CHECKPOINTS/NAME --all-states`), must have no variant that fits better. A row has the
+drafter, the fault, the hits of levels 1 and 2 without it, with it, and as the first cause reads it, and the first
+causes.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
+import json
+import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from timing import add_tiny, judged, machine
 from torch import Tensor, nn
 
+from treeopt.defaults import EAGLE, MTP
 from treeopt.evaluate.wiring import ORDER, Hits, check_wiring, hits_of, kept_states, wired
 from treeopt.models.base import Base, load_base
 from treeopt.models.draft_files import load_draft
 from treeopt.models.draft_module import DraftModule
 from treeopt.models.given import load_pair
 from treeopt.models.heads import MedusaHeads
+from treeopt.models.hub import find_base
 from treeopt.models.variants import Draft, as_heads, variants_of
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Text, encode_prompts
@@ -54,6 +64,13 @@ UNDONE = {
 }
 UNDONE |= {other: one for one, other in UNDONE.items()}
 WHOLE_WIRINGS = ("state before embedding",)  # of EAGLE-3, which undoes itself
+WRITTEN = (
+    "states of one layer",
+    "states in reversed",
+    "norms as",
+    "rotary embedding in halves",
+    "state before embedding",
+)
 NEEDS_OTHER_FILE = (
     "state before the final norm",
     "state of one layer below",
@@ -71,10 +88,13 @@ class NormedHeads(MedusaHeads):
         return super().features(self.norm(hidden), first)
 
 
-def planted(base: Base, draft: Draft) -> Iterator[tuple[str, Draft, set[str]]]:
-    """Faulty drafters: the name of the fault, the drafter, and the names of variants that undo it."""
+def planted(base: Base, draft: Draft, in_files: bool) -> Iterator[tuple[str, Draft, set[str]]]:
+    """Faulty drafters: the name of the fault, the drafter, and the names of variants that undo it.
+
+    With `in_files` without those that `planted_in_files` writes.
+    """
     for one in variants_of(base, draft):
-        if one.name in NEEDS_OTHER_FILE:
+        if one.name in NEEDS_OTHER_FILE or (in_files and one.name.startswith(WRITTEN)):
             continue
         faulty = one.draft
         if isinstance(faulty, Base) and one.reads != faulty.model.wiring.reads:
@@ -89,19 +109,71 @@ def planted(base: Base, draft: Draft) -> Iterator[tuple[str, Draft, set[str]]]:
         made = as_heads(draft, NormedHeads)
         made.norm = final_norm(base)
         yield "state before the final norm", made, {"state before the final norm"}
-        if draft.lm_head is not None:
+        if draft.token_map is None:
+            head = (
+                base.lm_head.weight.detach().expand(draft.num_heads, -1, -1) if draft.lm_head is None else draft.lm_head
+            )
             other = as_heads(draft, MedusaHeads)
-            other.lm_head = nn.Parameter(shuffled(draft.lm_head.detach(), 1), requires_grad=False)
+            other.lm_head = nn.Parameter(shuffled(head.detach(), 1), requires_grad=False)
             yield "LM head of another base", other, {"LM head of the base"}
         return
     model = draft.model
     last = int(base.model.config.get_text_config().num_hidden_layers)
     if last in model.wiring.reads and not model.wiring.project:
         yield "state before the final norm", trained_before_norm(base, draft), {"state before the final norm"}
-    if model.token_map is not None and len(model.token_map) == base.vocab_size:
+    if not in_files and model.token_map is not None and len(model.token_map) == base.vocab_size:
         faulty = copied(draft)
         faulty.model.get_output_embeddings().weight.data = shuffled(model.get_output_embeddings().weight.detach(), 0)
         yield "LM head of another base", faulty, {"LM head of the base"}
+
+
+def planted_in_files(base: Base, files: Path, folder: Path) -> Iterator[tuple[str, Draft, set[str]]]:
+    """The same, of faults that are written into a copy of a module's files."""
+    config, tensors = json.loads((files / "config.json").read_text()), load_file(files / "model.safetensors")
+    text = json.dumps(config)
+    [ids] = {tuple(map(int, one.split(","))) for one in re.findall(r'layer_ids": \[([\d, ]+)\]', text)}
+    last = int(base.model.config.num_hidden_layers)
+    for name, more, undone in (("one above", 1, "one layer below"), ("one below", -1, "one layer above")):
+        other = [one + more for one in ids]
+        if min(other) >= -1 and max(other) < last:
+            moved = re.sub(r'(layer_ids": )\[[\d, ]+\]', rf"\g<1>{other}", text)
+            yield f"file: layers {name}", written(base, folder, moved, tensors), {f"states of {undone}"}
+    if len(set(ids)) > 1:
+        backwards = re.sub(r'(layer_ids": )\[[\d, ]+\]', rf"\g<1>{list(ids[::-1])}", text)
+        yield "file: layers reversed", written(base, folder, backwards, tensors), {"states in reversed order"}
+    for name, more, undone in (("less 1", -1, "norms as 1 + w"), ("and 1", 1, "norms as w, not 1 + w")):
+        moved_norms = {key: one + more if one.dim() == 1 and "norm" in key else one for key, one in tensors.items()}
+        yield f"file: norms {name}", written(base, folder, text, moved_norms), {undone}
+    turned = {key: neighbours(one, config, key) for key, one in tensors.items()}
+    yield "file: rotary pairs are neighbours", written(base, folder, text, turned), {"rotary embedding interleaved"}
+    wide = [key for key, one in tensors.items() if key.startswith("midlayer.self_attn") and one.shape[1] > len(one) > 0]
+    wide = [key for key in wide if tensors[key].shape[1] == 2 * base.hidden_size]
+    if wide:
+        halves = {key: one.roll(base.hidden_size, 1) if key in wide else one for key, one in tensors.items()}
+        yield "file: state before embedding", written(base, folder, text, halves), {"state before embedding"}
+    if "lm_head.weight" in tensors and "d2t" in tensors:
+        head = {**tensors, "lm_head.weight": shuffled(tensors["lm_head.weight"], 0)}
+        yield "file: LM head of another base", written(base, folder, text, head), {"LM head of the base"}
+
+
+def neighbours(weight: Tensor, config: dict[str, Any], key: str) -> Tensor:
+    """Queries and keys whose rotated pairs i and i + half become neighbours, row by row."""
+    size = config["head_dim"]
+    if not key.endswith(("q_proj.weight", "k_proj.weight", "q_norm.weight", "k_norm.weight")):
+        return weight
+    made = weight.clone()
+    for start in range(0, len(weight), size):
+        for i in range(size // 2):
+            made[start + 2 * i], made[start + 2 * i + 1] = weight[start + i], weight[start + size // 2 + i]
+    return made
+
+
+def written(base: Base, folder: Path, config: str, tensors: dict[str, Tensor]) -> Base:
+    """A module of these files."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(config)
+    save_file({key: one.contiguous() for key, one in tensors.items()}, folder / "model.safetensors")
+    return load_draft(str(folder), base)
 
 
 def shuffled(weight: Tensor, dim: int) -> Tensor:
@@ -151,9 +223,14 @@ def text_sets(base: Base, prompts: str, first: int = 0, *, tiny: bool = False) -
     return found
 
 
-def lowers(base: Base, sound: Draft, faulty: Draft, texts: Sequence[Text]) -> bool:
+def shares(hits: Hits) -> str:
+    """The hit rates of levels 1 and 2."""
+    return " ".join(f"{rate:.1%}" for rate in hits.rates[:2])
+
+
+def lowers(sound: Hits, faulty: Hits) -> bool:
     """Whether a fault lowers the hits of level 1 or 2 by more than `COUNTS` standard errors."""
-    parts = [measured(base, one, texts) for one in (sound, faulty)]
+    parts = [sound, faulty]
     for level in (slice(0, 1), slice(1, 2)):
         one, other = (Hits(part.name, part.hits[:, level], part.positions[:, level]) for part in parts)
         if one.hits.shape[1] and other.hits.shape[1]:
@@ -171,21 +248,31 @@ def measured(base: Base, draft: Draft, texts: Sequence[Text]) -> Hits:
 def matrix(base: Base, draft: Draft, kind: str, sets: Sequence[Sequence[Text]]) -> tuple[int, int, int]:
     """Print a row for each fault; the faults that count, the cases of these, and those that were named."""
     counted = cases = named = 0
-    for fault, faulty, undone in planted(base, draft):
+    files = None if isinstance(draft, MedusaHeads) or draft.name == MTP else find_base(draft.name)
+    faults = planted(base, draft, files is not None)
+    place = Path(tempfile.mkdtemp()) / "faulty"
+    faults = itertools.chain(faults, planted_in_files(base, files, place)) if files is not None else faults
+    both = [text for texts in sets for text in texts]
+    sound = shares(measured(base, draft, both))
+    for fault, faulty, undone in faults:
         if isinstance(faulty, Base) and isinstance(draft, Base) and isinstance(draft.model, DraftModule):
             same_route(faulty, draft)
-        if not lowers(base, draft, faulty, [text for texts in sets for text in texts]):
-            print(f"{kind}\t{fault}\twithout effect", flush=True)
+        faulty_hits = measured(base, faulty, both)
+        if not lowers(measured(base, draft, both), faulty_hits):
+            print(f"{kind}\t{fault}\t{sound}\t{shares(faulty_hits)}\t\twithout effect", flush=True)
             continue
         counted += 1
-        said = []
+        said, cured = [], list[str]()
         for texts in sets:
             found = check_wiring(base, faulty, texts)
-            best = found.better[0].name if found.better else "too weak" if found.too_weak else "as trained"
+            better = found.better and not found.too_weak
+            best = found.better[0].name if better else "too weak" if found.too_weak else "as trained"
+            cured += [shares(found.better[0])] if better else []
             said.append(best)
             cases += 1
             named += best in undone
-        print(f"{kind}\t{fault}\t{' | '.join(said)}", flush=True)
+        shown = " | ".join(dict.fromkeys(said))
+        print(f"{kind}\t{fault}\t{sound}\t{shares(faulty_hits)}\t{cured[0] if cured else ''}\t{shown}", flush=True)
     return counted, cases, named
 
 
@@ -205,9 +292,9 @@ def alarms(base: Base, drafts: Sequence[Draft], sets: Sequence[Sequence[Text]], 
 
 
 def checkpoints(draft: Base, folder: Path, name: str) -> list[Base]:
-    """A drafter with the weights of its training's states in a folder, `NAME-*.pt`."""
+    """A drafter with the weights of its training's states in a folder, `NAME/weights-*.pt`."""
     found = []
-    for path in sorted(folder.glob(f"{name}-*.pt")):
+    for path in sorted(folder.glob(f"{name}/weights-*.pt")):
         state = torch.load(path, weights_only=True)["module"]
         made = copied(draft)
         made.model.load_state_dict({key: one for key, one in state.items() if key != "wired"}, strict=False)
@@ -231,9 +318,10 @@ def drafters() -> Iterator[tuple[str, Base, Draft, str]]:
 def drafters_of_others(shared: Path) -> Iterator[tuple[str, Base, Draft, str]]:
     """The same of models that are not in the repository; SmolLM2 is that of `python bench/smollm2.py build/smollm2`."""
     stories = load_base(str(shared / "models" / "tinystories-260k"), dtype="float32", device="cpu")
-    draft = load_draft(str(DATA / "tinystories-eagle3"), stories)
+    draft: Draft = load_draft(str(DATA / "tinystories-eagle3"), stories)
     yield "tinystories", stories, draft, str(shared / "data" / "story_openings.json")
-    smollm2 = load_base("build/smollm2", dtype="bfloat16", device="cpu")
+    smollm2, heads = load_pair(str(DATA / "smollm2-heads"), "build/smollm2", dtype="bfloat16", device="cpu")
+    yield "smollm2-heads", smollm2, heads.heads, str(shared / "data" / "alpaca_eval.json")
     for name in ("eagle3", "dflash"):
         draft = load_draft(str(DATA / f"smollm2-{name}"), smollm2)
         yield f"smollm2-{name}", smollm2, draft, str(shared / "data" / "alpaca_eval.json")
@@ -241,7 +329,7 @@ def drafters_of_others(shared: Path) -> Iterator[tuple[str, Base, Draft, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoints", type=Path, help="folder of states of the trainings of pocket's blocks")
+    parser.add_argument("--checkpoints", type=Path, help="folder of states of the trainings of pocket's modules")
     parser.add_argument("--only", help="the name of one drafter")
     parser.add_argument("--shared", type=Path, help="of drafters of tinystories and SmolLM2 instead")
     add_tiny(parser)
@@ -258,7 +346,7 @@ def main() -> None:
         totals = [one + more for one, more in zip(totals, found, strict=True)]
         drafts: list[Draft] = [draft] * len(sets)
         if given.checkpoints is not None and isinstance(draft, Base):
-            drafts += checkpoints(draft, given.checkpoints, f"pocket-{name}")
+            drafts += checkpoints(draft, given.checkpoints, f"pocket-{'eagle3' if name == EAGLE else name}")
         whole = measured(base, draft, sets[0]).rates[0]
         more, wrong = alarms(base, drafts, sets, 0.7 * whole)
         sound, false = sound + more, false + wrong

@@ -111,6 +111,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "fusion-pocket": ("python bench/fusion.py --model pocket --drafters heads --texts 8",),
     "modules-dspark": ("python bench/modules.py --model pocket --draft tests/data/pocket-dspark",),
     "doctor": (f"python bench/doctor.py --checkpoints {WORK}/checkpoints",),
+    "doctor-shared": ("python bench/doctor.py --shared ../shared",),
     "doctor-eagle3": ("treeopt doctor --draft pocket-eagle3 --no-texts",),
     "modules-smollm2": ("python bench/modules.py --model smollm2 --tokens 10000",),
     "modules-smollm2-dflash": (

@@ -1,6 +1,6 @@
 """An EAGLE-3 head, a block drafter or an MTP layer of a base model.
 
-    python bench/make_module.py RECIPE FOLDER [--shared SHARED] [--minutes N] [--device DEVICE]
+    python bench/make_module.py RECIPE FOLDER [--shared SHARED] [--minutes N] [--device DEVICE] [--all-states]
 
 The module learns the base's next-token distributions by Kullback-Leibler divergence, on the base's own text, over
 several levels at once (arXiv:2503.01840, "training-time test"): level 1 reads the base's states, each further level the
@@ -13,7 +13,7 @@ in one more epoch.
 Writes into FOLDER the module in bfloat16 and `losses.json`: an EAGLE-3 head in the layout of SpecForge and SGLang; the
 tensors of an MTP layer in `model-mtp.safetensors` with an index, for the folder of the base. Also the texts (*.jsonl)
 and `training.pt`, the state of an unfinished run, which are not part of the module. An interrupted run, or one that has
-used its minutes, goes on from there.
+used its minutes, goes on from there. With `--all-states` the weights at every fiftieth step are `weights-STEP.pt`.
 """
 
 from __future__ import annotations
@@ -173,7 +173,15 @@ class State:
         return self.settings.learning_rate * min(1.0, rising, falling)
 
 
-def make(recipe: ModuleRecipe, folder: Path, shared: Path, minutes: float = 100.0, device: str = "cpu") -> bool:
+def make(
+    recipe: ModuleRecipe,
+    folder: Path,
+    shared: Path,
+    minutes: float = 100.0,
+    device: str = "cpu",
+    *,
+    all_states: bool = False,
+) -> bool:
     """Train the head and write its files into a folder; finished steps are skipped.
 
     Returns:
@@ -194,7 +202,7 @@ def make(recipe: ModuleRecipe, folder: Path, shared: Path, minutes: float = 100.
     state = State(module, base.lm_head.weight.detach()[drafted(module)], recipe.training, anchors)
     if (folder / "training.pt").exists():
         state.load(folder / "training.pt")
-    if not train(state, seen, held_out, folder, minutes):
+    if not train(state, seen, held_out, folder, minutes, all_states=all_states):
         return False
     save(state.module.cpu(), recipe, base, folder)
     names = [f"level {level}" for level in range(1, recipe.training.levels + 1)]
@@ -299,7 +307,15 @@ def losses_of(state: State, texts: Sequence[Text], seed: int) -> Tensor:
     return losses(state.module, state.lm_head, texts, state.settings.levels)
 
 
-def train(state: State, seen: Sequence[Text], held_out: Sequence[Text], folder: Path, minutes: float) -> bool:
+def train(
+    state: State,
+    seen: Sequence[Text],
+    held_out: Sequence[Text],
+    folder: Path,
+    minutes: float,
+    *,
+    all_states: bool = False,
+) -> bool:
     """Train by whole epochs; True after the last. A line is printed for each with the losses on held-out texts."""
     settings, began = state.settings, time.monotonic()
     steps = len(seen) // settings.texts
@@ -328,6 +344,8 @@ def train(state: State, seen: Sequence[Text], held_out: Sequence[Text], folder: 
             print(f"epoch {epoch + 1} held out {shown} {(time.monotonic() - began) / 60:.1f} minutes", flush=True)
         if state.step % steps == 0 or state.step % 50 == 0:
             state.keep(folder / "training.pt")
+            if all_states:
+                torch.save({"module": state.module.state_dict()}, folder / f"weights-{state.step:05}.pt")
             if time.monotonic() - began > 60 * minutes:
                 break
     return state.step == (state.last_epoch + 1) * steps
@@ -426,10 +444,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
     parser.add_argument("--minutes", type=float, default=100.0, help="stop after so many")
+    parser.add_argument("--all-states", action="store_true", help="keep the weights at every fiftieth step")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, ...")
     given = parser.parse_args()
     recipe = check(strict_yaml.load(given.recipe), ModuleRecipe, SCHEMA)
-    if not make(recipe, given.folder, given.shared, given.minutes, given.device):
+    if not make(recipe, given.folder, given.shared, given.minutes, given.device, all_states=given.all_states):
         print("not finished: run it again to go on")
 
 

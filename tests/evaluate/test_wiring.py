@@ -13,10 +13,12 @@ import pytest
 import torch
 from drafters import answered, prompts_of
 from program import treeopt, treeopt_json
+from safetensors.torch import load_file, save_file
 from tiny import tiny_base
 from tiny_modules import BLOCKS, tiny_module
 
 from treeopt.drafting.trace import positions_of
+from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate import wiring as checked
 from treeopt.evaluate.diagnosis import diagnose, findings_in_files, findings_of_heads
 from treeopt.evaluate.wiring import (
@@ -32,6 +34,7 @@ from treeopt.evaluate.wiring import (
 )
 from treeopt.files.bundled import pocket as pocket_folder
 from treeopt.models.base import Base
+from treeopt.models.draft_files import load_draft
 from treeopt.models.draft_module import DraftModule
 from treeopt.models.given import load_pair
 from treeopt.models.head_files import load_heads
@@ -262,6 +265,69 @@ def test_another_chat_template(pocket: tuple[Base, MedusaHeads, list[Text]], mon
     rows = [{"messages": [{"role": "user", "content": text}]} for text in CODE]
     found = diagnosed(pocket, rows)
     assert any(cause.startswith("the drafter fits text without the chat template better") for cause in found.causes)
+
+
+def test_chat_template_that_is_missing(
+    pocket: tuple[Base, MedusaHeads, list[Text]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads are served without the template that they were trained with: requests are turned round without it."""
+    template = "{% for m in messages %}{{ m['content'][::-1] }}{% endfor %}"
+    monkeypatch.setattr(pocket[0].tokenizer, "chat_template", template, raising=False)
+    rows = [{"messages": [{"role": "user", "content": text[::-1]}]} for text in CODE]
+    base, heads, _ = pocket
+    found = diagnose(base, heads, as_prompt_set(rows), AnswerOptions(24, chat_template=False), texts=True)
+    assert any(cause.startswith("the drafter fits text with the chat template better") for cause in found.causes)
+    assert "without the chat template" not in [one.hits.name for one in found.others]
+
+
+def copied_head(folder: Path) -> Path:
+    return Path(shutil.copytree(pocket_folder().with_name("pocket-eagle3"), folder))
+
+
+def test_another_tokenizer(pocket: tuple[Base, MedusaHeads, list[Text]], tmp_path: Path) -> None:
+    """A tokenizer beside the head that gives two tokens each other's number; nothing is said of the base's own."""
+    base, folder = pocket[0], copied_head(tmp_path / "head")
+    shutil.copy(pocket_folder() / "tokenizer.json", folder)
+    assert findings_in_files(base, load_draft(str(folder), base)) == []
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    one, other = sorted(vocabulary, key=vocabulary.get)[300:302]
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    [cause] = findings_in_files(base, load_draft(str(folder), base))
+    assert cause == f"{folder} was made for another tokenizer: 2 of its tokens have other numbers here"
+    (folder / "tokenizer.json").write_text("{")
+    assert findings_in_files(base, load_draft(str(folder), base)) == []
+
+
+@pytest.mark.parametrize("as_tokens", [False, True])
+def test_draft_vocabulary_of_a_trained_head(
+    pocket: tuple[Base, MedusaHeads, list[Text]], tmp_path: Path, as_tokens: bool
+) -> None:
+    """A sound head that drafts a part of the tokens is as trained, and the share of others is a cause.
+
+    Where its d2t holds tokens instead of distances, the error says so.
+    """
+    base, folder = pocket[0], copied_head(tmp_path / "head")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tokens = torch.arange(0, base.vocab_size, 2)[1:]
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][tokens]
+    tensors["d2t"] = tokens if as_tokens else tokens - torch.arange(len(tokens))
+    tensors["t2d"] = torch.zeros(base.vocab_size, dtype=torch.bool).index_fill(0, tokens, True)
+    save_file({key: one.contiguous() for key, one in tensors.items()}, file)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"draft_vocab_size": len(tokens)}))
+    if as_tokens:
+        with pytest.raises(TreeoptError) as raised:
+            load_draft(str(folder), base)
+        assert raised.value.code is Code.DRAFT_INVALID
+        assert "its d2t seems to hold tokens" in raised.value.fix
+        return
+    found = diagnose(base, load_draft(str(folder), base), as_prompt_set(CODE), AnswerOptions(16), texts=False)
+    assert any("are not in the draft vocabulary" in cause for cause in found.causes)
+    assert found.wiring.verdict.startswith("as trained"), found.wiring.verdict
+    assert "a guess by the last token" in found.wiring.verdict
 
 
 def test_quantised_base(pocket: tuple[Base, MedusaHeads, list[Text]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ TOKENS = 16  # that the built-in model decodes
 @command("doctor")
 @model_options(dtype="float32")
 @draft_option(default="none")
-@prompt_options()
+@prompt_options(limit=str(PROMPTS))
 @click.option("--texts/--no-texts", default=True, help="Compare other texts and the other precision, too.")
 @click.pass_context
 def run(context: click.Context, /, console: Console, **options: Any) -> None:

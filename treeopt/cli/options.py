@@ -166,13 +166,13 @@ def text_options(*, new_tokens: int = 128) -> Option:
     return group(most, chat_template_option)
 
 
-def prompt_options(*, new_tokens: int = 128) -> Option:
+def prompt_options(*, new_tokens: int = 128, limit: str = "all") -> Option:
     """Options for the prompts, and those of `text_options`."""
     prompts = "File (.json .jsonl .txt .parquet), hub data set, or a set of `treeopt list`."
     return group(
         click.option("--prompts", help=prompts),
         click.option("--skip", type=NOT_NEGATIVE, default=0, help="Number of prompts to skip at the start."),
-        click.option("--limit", type=COUNT, help="Number of prompts [default: all]."),
+        click.option("--limit", type=COUNT, help=f"Number of prompts [default: {limit}]."),
         text_options(new_tokens=new_tokens),
     )
 

@@ -32,11 +32,13 @@ from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import PromptSet
 
-OWN, SAMPLED, GIVEN, NO_TEMPLATE = "own answers", "sampled answers", "given answers", "without the chat template"
+OWN, SAMPLED, GIVEN = "own answers", "sampled answers", "given answers"
+NO_TEMPLATE, TEMPLATE = "without the chat template", "with the chat template"
 _FIXES = {
-    SAMPLED: "sampled text accepts less than greedy text: calibrate at the temperature that is served (--temperature)",
+    SAMPLED: "sampled text accepts less than greedy text: where it is served, calibrate at its temperature",
     GIVEN: "the answers of the prompts' file accept less than the model's own: train and learn from its own text",
     NO_TEMPLATE: "the drafter fits text without the chat template better: it was trained without it, or with another",
+    TEMPLATE: "the drafter fits text with the chat template better: it was trained with it (--chat-template)",
 }
 
 
@@ -87,7 +89,12 @@ class Diagnosis:
         better = [one.name for one in self.wiring.better]
         return {
             "table": [dict(zip(names, row, strict=True)) for row in self.rows],
-            **{"better": better, "too_weak": self.wiring.too_weak, "verdict": self.wiring.verdict},
+            **{
+                "better": better,
+                "too_weak": self.wiring.too_weak,
+                "guess": self.wiring.bigram,
+                "verdict": self.wiring.verdict,
+            },
             **{"causes": list(self.causes), "calibration_errors": list(self.calibration_errors), "texts": self.texts},
         }
 
@@ -129,14 +136,14 @@ def compare_texts(
 ) -> list[TextHits]:
     """The hits as wired on other texts, beside those on the model's own greedy answers.
 
-    Texts: answers sampled at temperature 1; `given` answers; own answers without the chat template, where the tokenizer
-    has one; and own answers in the other precision.
+    Texts: answers sampled at temperature 1; `given` answers; own answers with or without the chat template, the other
+    of both, where the tokenizer has one; and own answers in the other precision.
     """
     first = measured(base, draft, own, OWN)
     found = []
     for name, texts in _sets(base, prompts, options, given):
         other = measured(base, draft, texts, name)
-        found.append(_compared(first, other, higher=name == NO_TEMPLATE))
+        found.append(_compared(first, other, higher=name in (TEMPLATE, NO_TEMPLATE)))
         progress(len(found), 4, name)
     dtype = "bfloat16" if base.dtype_name == "float32" else "float32"
     if _quantised(base) or getattr(base.model, "hf_device_map", None) is not None:
@@ -162,9 +169,12 @@ def _sets(
     yield SAMPLED, _answered(base, encoded, dataclasses.replace(options, temperature=1.0))
     if given is not None:
         yield GIVEN, encode_prompts(base, given, most, chat_template=template, scored=True).texts
-    if template and getattr(base.tokenizer, "chat_template", None):
-        raw = encode_prompts(base, prompts, most, chat_template=False).texts
-        yield NO_TEMPLATE, _answered(base, raw, dataclasses.replace(options, chat_template=False))
+    if getattr(base.tokenizer, "chat_template", None):
+        other = encode_prompts(base, prompts, most, chat_template=not template).texts
+        yield (
+            (NO_TEMPLATE if template else TEMPLATE),
+            _answered(base, other, dataclasses.replace(options, chat_template=not template)),
+        )
 
 
 def _answered(base: Base, prompts: Sequence[Text], options: AnswerOptions) -> list[Text]:

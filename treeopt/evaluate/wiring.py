@@ -43,12 +43,16 @@ ERRORS, LEAST = 3.0, 0.01  # a variant fits better by more than so many standard
 
 # Who reads what how, by the beginning of a variant's name; docs/doctor.md has the sources.
 ENGINES = {
-    "state before the final norm": "llama.cpp hands DeepSeek's and GLM's MTP that state, vLLM the normed one",
+    "state before the final norm": "llama.cpp hands DeepSeek's and GLM's MTP this state, vLLM and Medusa the normed",
     "states of one layer": "SpecForge, SGLang and DFlash name layers, speculators states, whose numbers are one more",
     "chained state": "vLLM chains DeepSeek's MTP by the state before its norm, SGLang by the normed one",
     "norms as": "Qwen3-Next and Qwen3.5 store norms less 1, others as they are",
     "embedding before state": "MiMo's MTP reads the state first, others the embedding",
     "state before embedding": "MiMo's MTP reads the state first, others the embedding",
+    "rotary embedding": "llama.cpp's files of Llama have neighbours as pairs, those of transformers halves",
+    "embedding of the state's own": "published modules read a state with the embedding of the token after it",
+    "of the token after": "published modules read a state with the embedding of the token after it",
+    "root in its row": "DFlash and DSpark read the root there",
     "d2t as": "SpecForge and speculators store distances from a token's own number",
     "mask in the root's row": "DFlash and DSpark read the root there",
     "first level by": "DFlash predicts by the row after the root, DSpark by the root's",
@@ -115,7 +119,10 @@ class WiringCheck:
             rates = f"level 1 is right {best:.1%} of the time at most, a guess by the last token {self.bigram:.1%}"
             return f"too weak for any wiring: {rates}. Not trained for this base, or for other texts"
         if not self.better:
-            tried = f"none of {counted(len(self.variants), 'other wiring')} fits better"
+            tried = f"none of {counted(len(self.variants), 'other wiring')} fits better; "
+            tried += (
+                f"level 1 is right {self.wired.rates[0]:.1%} of the time, a guess by the last token {self.bigram:.1%}"
+            )
             return f"as trained: {tried}" if self.variants else "this kind of drafter has no other wiring to try"
         best_one = self.better[0]
         mean, error = best_one.gain(self.wired)

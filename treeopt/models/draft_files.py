@@ -1,5 +1,6 @@
 """Loading of what `--draft` names: a draft model, an EAGLE head, a block drafter, or the base's own MTP layers."""
 
+import contextlib
 import dataclasses
 import re
 import warnings
@@ -8,6 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -67,7 +69,8 @@ def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "aut
             layout_of = block_layout if is_block(loaders, config) else eagle_layout
             layout = layout_of(name, config, {key: tuple(one.shape) for key, one in state.items()}, layers)
             _check_config(name, base, config)
-            return dataclasses.replace(_module(name, base, layout, state), notes=tuple(_made_for(name, base, config)))
+            notes = (*_made_for(name, base, config), *_other_tokens(name, base, folder))
+            return dataclasses.replace(_module(name, base, layout, state), notes=notes)
         if config.get(SPECULATORS) == MTP:
             if not (keys := mtp_tensors(loaders, base.model.config)):
                 raise TreeoptError(Code.DRAFT_INVALID, f"{name} has no tensors of an MTP layer: {listed(loaders)}")
@@ -173,6 +176,15 @@ def _made_for(name: str, base: Base, config: Mapping[str, Any]) -> Iterator[str]
         yield f"warning: {name} was made for other weights than those of {base.name}, by its config.json"
 
 
+def _other_tokens(name: str, base: Base, folder: Path) -> Iterator[str]:
+    """A warning where the tokenizer beside a module gives tokens other numbers than the base's does."""
+    of_base, own = {} if base.tokenizer is None else base.tokenizer.get_vocab(), dict[str, int]()
+    with contextlib.suppress(Exception):  # the types that tokenizers raise vary, and a module needs none
+        own = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+    if other := sum(of_base.get(token, number) != number for token, number in own.items()):
+        yield f"warning: {name} was made for another tokenizer: {other} of its tokens have other numbers here"
+
+
 def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
     """The module of these tensors as a model, in the base's dtype and on its device."""
     wiring, text = layout.wiring, base.model.config.get_text_config()
@@ -271,7 +283,9 @@ def _tokens(name: str, base: Base, state: State, count: int) -> Tensor:
         fits = int(inside.bool().sum()) == count and bool(inside.bool()[tokens].all())
     if not fits:
         what = f"{name} has a d2t that is not {count} distances to different tokens of the base's {base.vocab_size}"
-        raise TreeoptError(Code.DRAFT_INVALID, what, why="or its t2d marks other tokens")
+        rises = whole and bool((offsets.diff() > 0).all())  # as tokens do, in the order of the module's own numbers
+        fix = "its d2t seems to hold tokens: subtract each one's own number, 0, 1, .." if rises else ""
+        raise TreeoptError(Code.DRAFT_INVALID, what, why="or its t2d marks other tokens", fix=fix)
     return tokens
 
 
