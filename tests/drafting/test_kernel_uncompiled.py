@@ -187,7 +187,7 @@ def test_compiled_trees_by_hand(kernel: SimpleNamespace) -> None:
         drafts=np.array([3]),
         size=np.array([5]),
     )
-    drafts = session.compile(grown, 5, 2, torch.tensor([root]))
+    drafts = kernel.session.compile_drafts(grown, 5, 2, torch.tensor([root]))
     assert drafts.tokens.tolist() == [[root, 5, 7, 5, 6]]
     assert drafts.void.tolist() == [[False, False, False, True, False]]
     assert drafts.tree.position_ids.tolist() == [[0, 1, 1, 1, 2]]
@@ -195,7 +195,7 @@ def test_compiled_trees_by_hand(kernel: SimpleNamespace) -> None:
     assert drafts.tree.retrieve_indices.tolist() == [paths]
     mask = [[column in path for column in range(5)] for path in paths]
     assert drafts.tree.attention_mask.tolist() == [mask]
-    assert session.compile(grown, 4, 2, torch.tensor([root])).void is None
+    assert kernel.session.compile_drafts(grown, 4, 2, torch.tensor([root])).void is None
 
 
 def test_likeliest_votes_by_hand(kernel: SimpleNamespace) -> None:

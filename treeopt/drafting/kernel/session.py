@@ -204,7 +204,7 @@ class KernelRows(ProposerSession):
         else:
             grown = self.grown(limits)
         nodes = min(int(grown.size.max()), int(grown.drafts.max()) + 1)
-        return self.compile(grown, nodes, limits.depth, roots)
+        return compile_drafts(grown, nodes, limits.depth, roots)
 
     def expand(self, nodes: int, depth: int) -> Expansion:
         grown = self.grown(SizeLimits((nodes,), (), depth))
@@ -215,27 +215,6 @@ class KernelRows(ProposerSession):
     @abstractmethod
     def grown(self, limits: SizeLimits) -> Expansion:
         """The trees of the likeliest nodes of each row: whole by the kernel, level by level by a draft model."""
-
-    def compile(self, grown: Expansion, nodes: int, depth: int, roots: Tensor) -> Drafts:
-        """The first nodes of the trees as drafts, by one transfer to the device."""
-        rows = len(self._end)
-        line, path, square = rows * nodes, rows * nodes * (depth + 1), rows * nodes * nodes
-        packed = np.zeros(2 * line + path + -(-(square + line) // 8), np.int64)  # mask and void are bytes
-
-        def parts(whole: Any, flags: Any) -> tuple[Any, ...]:
-            numbers = (whole[:line], whole[line : 2 * line], whole[2 * line : 2 * line + path])
-            shapes = ((rows, nodes), (rows, nodes), (rows, nodes, depth + 1))
-            mask, void = flags[:square].reshape(rows, nodes, nodes), flags[square : square + line].reshape(rows, nodes)
-            return *(one.reshape(shape) for one, shape in zip(numbers, shapes, strict=True)), mask, void
-
-        [work] = self.working(1)
-        made = trees.Compiled(*parts(packed, packed[2 * line + path :].view(np.uint8)))
-        trees.compile_rows(self.kernel(work), grown, np.zeros(nodes, np.int64), made)
-        on_device = torch.from_numpy(packed).to(roots.device)
-        tokens, depths, paths, mask, void = parts(on_device, on_device[2 * line + path :].view(torch.uint8))
-        order = torch.arange(nodes, device=roots.device).expand(rows, nodes)
-        tree = Buffers(mask.view(torch.bool), depths, order, paths, top_k=0)
-        return Drafts(with_roots(tokens, roots), tree, void.view(torch.bool) if made.void.any() else None)
 
     def kernel(self, work: Scratch) -> Kernel:
         return Kernel(self.source.record, self._step, self._texts, self.source.memory, work)
@@ -266,6 +245,27 @@ class KernelRows(ProposerSession):
         nearest = np.searchsorted(starts, np.arange(count) * rows // count)
         cuts = np.unique(starts[nearest[nearest < len(starts)]])
         return list(zip(cuts.tolist(), [*cuts[1:].tolist(), rows], strict=True))
+
+
+def compile_drafts(grown: Expansion, nodes: int, depth: int, roots: Tensor) -> Drafts:
+    """The first nodes of the trees as drafts below the roots int64 [B], by one transfer to their device."""
+    rows = len(roots)
+    line, path, square = rows * nodes, rows * nodes * (depth + 1), rows * nodes * nodes
+    packed = np.zeros(2 * line + path + -(-(square + line) // 8), np.int64)  # mask and void are bytes
+
+    def parts(whole: Any, flags: Any) -> tuple[Any, ...]:
+        numbers = (whole[:line], whole[line : 2 * line], whole[2 * line : 2 * line + path])
+        shapes = ((rows, nodes), (rows, nodes), (rows, nodes, depth + 1))
+        mask, void = flags[:square].reshape(rows, nodes, nodes), flags[square : square + line].reshape(rows, nodes)
+        return *(one.reshape(shape) for one, shape in zip(numbers, shapes, strict=True)), mask, void
+
+    made = trees.Compiled(*parts(packed, packed[2 * line + path :].view(np.uint8)))
+    trees.compile_rows(grown, np.zeros(nodes, np.int64), made)
+    on_device = torch.from_numpy(packed).to(roots.device)
+    tokens, depths, paths, mask, void = parts(on_device, on_device[2 * line + path :].view(torch.uint8))
+    order = torch.arange(nodes, device=roots.device).expand(rows, nodes)
+    tree = Buffers(mask.view(torch.bool), depths, order, paths, top_k=0)
+    return Drafts(with_roots(tokens, roots), tree, void.view(torch.bool) if made.void.any() else None)
 
 
 def with_roots(tokens: Tensor, roots: Tensor) -> Tensor:

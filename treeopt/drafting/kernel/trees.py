@@ -244,14 +244,13 @@ def grow_rows(k: Kernel, first: int, last: int, sizes: Sizes, grown: Expansion, 
 
 
 @compiled
-def compile_rows(k: Kernel, grown: Expansion, number: Ints, made: Compiled) -> None:
-    """Sort each row's first nodes by depth, and compile the tree."""
+def compile_rows(grown: Expansion, number: Ints, made: Compiled) -> None:
+    """Sort each row's first nodes by depth, and compile the tree; the root's token is left to the caller."""
     rows, nodes = made.tokens.shape
     number[0] = 0
     made.paths[:] = -1
     made.mask[:] = 0
     for row in range(rows):
-        made.tokens[row, 0] = k.texts.tokens[k.step.text[row], k.step.end[row] - 1]
         made.depths[row, 0] = made.paths[row, 0, 0] = 0
         made.mask[row, 0, 0] = 1
         made.void[row, 0] = 0
