@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 import torch
 from drafting_halves import TOP_K, Pair, load, traces
-from suffix import GRID, PUBLISHED, SUFFIX, steps_of
 from timing import add_tiny, judged, machine
 
 from treeopt.decode.decoder import TreeDecoder
@@ -39,6 +38,7 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Ints
 from treeopt.drafting.learn import Learning
 from treeopt.drafting.memory import Memory
+from treeopt.drafting.suffix import GRID, PUBLISHED, SUFFIX, steps_of
 from treeopt.evaluate.runs import Stream, replayed, trace
 from treeopt.models.base import Base
 from treeopt.models.draft_files import load_draft
@@ -177,9 +177,9 @@ def published(texts: Sequence[Text]) -> dict[str, tuple[Ints, str]]:
     """The steps of SuffixDecoding and SAM-Decoding: with published defaults, and with the best of the grid."""
     found = {}
     for name, default in PUBLISHED.items():
-        tried = {str(one): np.array(list(steps_of(texts, one, NODES))) for one in (default, *GRID[name])}
+        tried = {one.shown(): np.array(list(steps_of(texts, one, NODES))) for one in (default, *GRID[name])}
         best = min(tried, key=lambda one: int(tried[one].sum()))
-        found[name] = (tried[str(default)], str(default))
+        found[name] = (tried[default.shown()], default.shown())
         found[f"{name}, best of {len(tried)}"] = (tried[best], best)
     return found
 

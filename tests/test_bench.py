@@ -88,7 +88,6 @@ CALLS = {
 }
 PARTS = {
     "module_losses",
-    "suffix",
     "corpus",
     "timing",
     "drafting_halves",
