@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,12 +17,14 @@ from tiny_modules import tiny_module
 
 from treeopt import compare
 from treeopt.decode.decoder import TreeDecoder
+from treeopt.drafting.suffix import PUBLISHED, SAM, SUFFIX, SuffixTrie, steps_of
 from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.errors import TreeoptError
 from treeopt.evaluate import compare as module
 from treeopt.evaluate.baselines import Baseline, Call, Run, Spread, with_generate, with_memory
-from treeopt.evaluate.compare import NO_DRAFT, NO_HEADS, _gaps, recycle_texts
+from treeopt.evaluate.compare import NO_DRAFT, NO_HEADS, recycle_texts
 from treeopt.evaluate.comparison import FASTEST, CompareOptions, Comparison, halves, spread_evenly
+from treeopt.evaluate.divergence import gaps_of
 from treeopt.evaluate.profile import TimedStep
 from treeopt.models.base import Base
 from treeopt.models.logits import top_ids
@@ -67,8 +70,10 @@ def found(model: Base) -> Comparison:
 
 def test_every_method_has_a_row_that_is_lossless(found: Comparison) -> None:
     """The rows are in the order of the methods, and all texts of each are those of stock generate."""
-    assert [row.method.partition(", depth")[0] for row in found.rows if FASTEST not in row.method] == [
+    names = [re.split(", (?:depth|factor|bias)", row.method)[0] for row in found.rows if FASTEST not in row.method]
+    assert names == [
         *("autoregressive", "generate", "prompt lookup", "token recycling", "token recycling, published tree"),
+        *("SuffixDecoding", "SuffixDecoding", "SAM-Decoding", "SAM-Decoding"),
         *("assisted generation", "mc_sim_7b_63", "Medusa tree", "heads, static"),
         *("heads+ngram, static", "heads+ngram, per step", "ngram, static", "ngram, per step"),
         *("model, EAGLE-2", "eagle, EAGLE-2"),
@@ -144,6 +149,27 @@ def test_without_heads_and_draft_the_rows_say_so(model: Base) -> None:
     assert "no EAGLE head was given" in reasons["eagle"]
     with pytest.raises(ValueError, match="two drafts are of one kind"):
         compare(model, None, rows(4), draft=[model, model], **SMALL)
+
+
+def test_suffix_methods_learn_from_the_texts_to_learn_from(model: Base) -> None:
+    """Two rows each, by published settings and by the best of the grid, in the steps that replay predicts."""
+    notes: list[str] = []
+    options = {**SMALL, "repeats": 1, "methods": ["suffix", "sam"], "progress": lambda *given: notes.append(given[2])}
+    found = compare(model, None, rows(12), **options)
+    published, best, chain, best_chain = found.rows[2:]
+    assert published.method == "SuffixDecoding, factor 1, least 0.1, from 6 answers, published"
+    assert re.fullmatch(r"SuffixDecoding, factor \d, least [\d.]+, from 6 (texts|answers), best of 12", best.method)
+    assert chain.method == "SAM-Decoding, bias 5, from 6 texts, published"
+    assert re.fullmatch(r"SAM-Decoding, bias \d(, latest place)?, from 6 texts, best of 4", best_chain.method)
+    assert all(row.nodes == NODES and row.lossless for row in found.rows[2:])
+    assert sum("tokens per step" in note for note in notes) == 16
+    asked = spread_evenly(encode_prompts(model, halves(as_prompt_set(rows(12)))[0], NEW).texts, 4)
+    learned = answer_all(model, asked, AnswerOptions(max_new_tokens=NEW))[0]
+    tokens = sum(len(text.answer) for text in found.texts)
+    for row, method in ((published, PUBLISHED[SUFFIX]), (chain, PUBLISHED[SAM])):
+        steps = sum(steps_of(found.texts, method, NODES, SuffixTrie().learn(learned, method)))
+        assert row.figures is not None
+        assert row.figures.mean_acceptance_length == tokens / steps > 1
 
 
 def test_lookup_that_fails_is_left_out_with_its_message(model: Base, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,5 +369,5 @@ def test_gaps_are_of_the_two_tokens_at_the_first_difference() -> None:
     base = tiny_base("llama")
     text = Text("p:0", [1, 2], [3, 4, 5])
     logits = base.forward(torch.tensor([[1, 2, 3]]))[0][0, -1].detach()
-    found = [*_gaps(base, "tree", [(text, [3, 7, 5]), (text, [3, 4]), (text, [3, 4, 5, 6])])]
+    found = [*gaps_of(base, "tree", [(text, [3, 7, 5]), (text, [3, 4]), (text, [3, 4, 5, 6])])]
     assert found == [pytest.approx(abs(float(logits[4] - logits[7])), rel=1e-4)]

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from treeopt.evaluate.comparison import CompareOptions, Comparison
 
 _METHODS_HELP = (
-    "Comma-separated, of: autoregressive generate lookup recycling assisted mc_sim_7b_63 medusa heads heads+ngram "
-    "ngram eagle2 and the kinds of --draft, model eagle mtp, each also with +ngram; the first two are always run "
-    "[default: all]."
+    "Comma-separated, of: autoregressive generate lookup recycling suffix sam assisted mc_sim_7b_63 medusa heads "
+    "heads+ngram ngram eagle2 ddtree and the kinds of --draft, model eagle mtp block, each also with +ngram; the first "
+    "two are always run [default: all]."
 )
 
 
@@ -83,9 +83,9 @@ def run(console: Console, **options: Any) -> None:
     """Compare methods of speculative decoding on your model and prompts: tokens per step, speed, lossless or not.
 
     The methods are autoregressive decoding by treeopt's loop, stock `generate`, prompt lookup and assisted generation
-    of transformers, Token Recycling, the published tree mc_sim_7b_63, the Medusa tree, and trees of each drafter,
-    static and per step. All trees have --nodes nodes; published ones keep their size. The methods take turns in one
-    process, text by text.
+    of transformers, Token Recycling, SuffixDecoding and SAM-Decoding (`suffix`, `sam`) by published settings and by the
+    best of a grid, the published tree mc_sim_7b_63, the Medusa tree, and trees of each drafter, static and per step.
+    All trees have --nodes nodes; published ones keep their size. The methods take turns in one process, text by text.
 
     A method that learns does so from other prompts than those that are compared. A method that cannot run is left out,
     and its line gives the reason: heads and drafts are given by --heads and --draft, which may be repeated, and the

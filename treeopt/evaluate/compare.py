@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from treeopt.defaults import BLOCK, DRAFT_KINDS, EAGLE, HEADS, HEADS_NGRAM, MODE
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.drafting.memory import Memory
+from treeopt.drafting.suffix import GRID, PUBLISHED, SAM, SUFFIX, SuffixProposer, SuffixTrie, best_of_grid
 from treeopt.drafting.token_recycling import NAME as RECYCLING
 from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.drafting.trace import TextTraces
@@ -51,8 +52,9 @@ from treeopt.evaluate.comparison import (
     Row,
     halves,
     spread_evenly,
+    unlike,
 )
-from treeopt.evaluate.divergence import ENDED, first_difference
+from treeopt.evaluate.divergence import gaps_of
 from treeopt.evaluate.eagle2 import best_eagle2, ddtree_drafter
 from treeopt.evaluate.learn_drafter import figures_of, plans_of, timed
 from treeopt.evaluate.profile import timed_rule
@@ -173,6 +175,12 @@ class Material:
     def answers(self) -> dict[str, Any]:
         return {name: getattr(self.options, name) for name in ("max_new_tokens", "batch_size", "seed", "chat_template")}
 
+    @functools.cached_property
+    def answered(self) -> list[Text]:
+        """The model's answers to the prompts to learn from."""
+        settings = AnswerOptions(**self.answers)
+        return answer_all(self.base, self.asked, settings, progress=lambda i, n: self.progress(i, n, "answers"))[0]
+
     def noted(self, name: str) -> Progress:
         """The progress callback with the name of a method in its notes."""
         return lambda done, total, note: self.progress(done, total, f"{name}: {note}")
@@ -236,17 +244,14 @@ def _assisted(job: Material) -> list[Contender]:
 
 def _eagle2(job: Material) -> list[Contender]:
     """EAGLE-2's trees of each draft, of the chosen size."""
-    answers, _ = answer_all(job.base, job.asked, AnswerOptions(**job.answers))
     entries = []
     for kind, draft in job.drafts.items():
         if kind == BLOCK:
             continue
         name = f"{kind}, EAGLE-2"
-        drafter, policy, chosen = best_eagle2(job.base, draft, answers, job.options.nodes, job.noted(name))
-        decoder = TreeDecoder(job.base, None, policy, drafter=drafter, probe=False)
-        entries.append(
-            Contender(f"{name}, {chosen}", policy.nodes, with_decoder(decoder), f"{draft.fingerprint} {chosen}")
-        )
+        drafter, policy, chosen = best_eagle2(job.base, draft, job.answered, job.options.nodes, job.noted(name))
+        run = with_decoder(TreeDecoder(job.base, None, policy, drafter=drafter, probe=False))
+        entries.append(Contender(f"{name}, {chosen}", policy.nodes, run, f"{draft.fingerprint} {chosen}"))
     return entries
 
 
@@ -261,9 +266,7 @@ def _ddtree(job: Material) -> list[Contender]:
 def _recycling(job: Material) -> list[Contender]:
     """A tree of the chosen size, built from the ranks of recycled texts, and the published tree."""
     learned = TokenRecycling(job.base)
-    noted, settings = job.noted(RECYCLING), AnswerOptions(**job.answers)
-    answers, _ = answer_all(job.base, job.asked, settings, progress=lambda done, all: noted(done, all, "answers"))
-    traces = recycle_texts(learned, answers, job.options.batch_size)
+    traces = recycle_texts(learned, job.answered, job.options.batch_size)
     learned_id = hashlib.sha256(learned.matrix.numpy(force=True).tobytes()).hexdigest()
     published = load_tree(PUBLISHED_RECYCLING)
     trees = {f"{RECYCLING}, published tree": published}
@@ -276,6 +279,18 @@ def _recycling(job: Material) -> list[Contender]:
         decoder = TreeDecoder(job.base, None, tree, drafter=drafter, probe=False)
         run = with_memory(decoder, drafter.matrix)
         entries.append(Contender(name, tree.nodes, run, f"{plan_id(tree)} {learned_id}"))
+    return entries
+
+
+def _suffix(job: Material, name: str) -> list[Contender]:
+    """The drafts of SuffixDecoding or SAM-Decoding by published settings, and by the best of a grid."""
+    texts, entries, nodes = job.answered, [], job.options.nodes
+    best = best_of_grid(name, texts, nodes, job.noted(name))
+    for label, method in (("published", PUBLISHED[name]), (f"best of {len(GRID[name])}", best)):
+        earlier, policy = SuffixTrie().learn(texts, method), TreePolicy(nodes, nodes - 1, name)
+        run = with_decoder(TreeDecoder(job.base, None, policy, drafter=SuffixProposer(method, earlier), probe=False))
+        learned_id = hashlib.sha256(repr(earlier.tokens).encode()).hexdigest()
+        entries.append(Contender(f"{name}, {method.shown(f'from {len(texts)}')}, {label}", nodes, run, learned_id))
     return entries
 
 
@@ -318,6 +333,7 @@ def _ours(job: Material, name: str, plan: Plan, drafter: Drafter | None = None) 
     return Contender(name, plan.nodes, with_decoder(job.decoder(plan, drafter)), plan_id(plan))
 
 
+_OF_TEXTS = {"suffix": SUFFIX, "sam": SAM}
 _SHOWN = {"lookup": LOOKUP, "recycling": RECYCLING, "assisted": ASSISTED, MEDUSA: "Medusa tree", HEADS: "heads, static"}
 _WITH_HEADS = (MC_SIM, MEDUSA, HEADS, HEADS_NGRAM)
 _OF_MODULES = {EAGLE2, DDTREE, *(name for kind in (EAGLE, MTP, BLOCK) for name in (kind, DRAFT_KINDS[kind]))}
@@ -327,6 +343,7 @@ _MAKERS: dict[str, Callable[[Material], list[Contender]]] = {
         Contender(LOOKUP, LOOKUP_TOKENS + 1, with_generate(job.base, prompt_lookup_num_tokens=LOOKUP_TOKENS))
     ],
     "recycling": _recycling,
+    **{name: functools.partial(_suffix, name=shown) for name, shown in _OF_TEXTS.items()},
     "assisted": _assisted,
     MC_SIM: lambda job: [_ours(job, MC_SIM, load_tree(MC_SIM))],
     MEDUSA: lambda job: [
@@ -356,11 +373,11 @@ def compare(
     """Compare methods of speculative decoding by tokens per step and speed.
 
     The methods are autoregressive decoding by our loop, stock `generate`, its prompt lookup and assisted generation,
-    Token Recycling, the published tree mc_sim_7b_63 and the Medusa tree, and trees of each drafter, static and per
-    step. All trees have the same number of nodes, but for published ones, and for one of each drafter that has the most
-    tokens per second: cross-validated tokens per step over the seconds of a step, as in `learn_drafter`. What a method
-    must learn it learns from other prompts than those that are judged; of prompts that equal learned ones none is
-    judged.
+    Token Recycling, SuffixDecoding, SAM-Decoding, the published tree mc_sim_7b_63 and the Medusa tree, and trees of
+    each drafter, static and per step. All trees have the same number of nodes, but for published ones, and for one of
+    each drafter that has the most tokens per second: cross-validated tokens per step over the seconds of a step, as in
+    `learn_drafter`. What a method must learn it learns from other prompts than those that are judged; of prompts that
+    equal learned ones none is judged.
 
     Args:
         model: a causal language model of transformers, a `Base`, or a folder or hub name, then loaded in float32.
@@ -419,7 +436,7 @@ def divided_compare(
     asked = spread_evenly(fitting.texts, chosen.learn_limit)
     known = {text.prompt_id for text in asked}
     learned = dataclasses.replace(learned, prompts=tuple(one for one in learned.prompts if one.id in known))
-    others = _others(judged.texts, asked)
+    others = unlike(judged.texts, asked)
     texts = spread_evenly(others, chosen.texts)
     by_kind = _by_kind([draft for draft in (as_draft(one, base) for one in drafts) if draft is not None])
     job = Material(base, loaded, by_kind, learned, asked, chosen, progress, _longest(base, texts, chosen))
@@ -457,16 +474,6 @@ def _longest(base: Base, texts: Sequence[Text], options: CompareOptions) -> int:
     return max(len(text.prompt) for text in texts) + options.max_new_tokens
 
 
-def _others(texts: Sequence[Text], asked: Sequence[Text]) -> list[Text]:
-    """The texts whose prompts are not among those to learn from; E303 where there are none."""
-    known = {tuple(text.prompt) for text in asked}
-    others = [text for text in texts if tuple(text.prompt) not in known]
-    if not others:
-        what = f"all {len(texts)} prompts equal prompts to learn from, so none is left to compare on"
-        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="--prompts-learn with other prompts")
-    return others
-
-
 def _row(entry: Contender, metrics: Metrics, runs: Runs, base: Base) -> Row:
     """The figures of one method, or why there are none."""
     name = entry.name
@@ -485,16 +492,5 @@ def _row(entry: Contender, metrics: Metrics, runs: Runs, base: Base) -> Row:
         {part: Figures.of(of_part, name) for part, of_part in metrics.by_category.items()},
         {turn: Figures.of(of_turn, name) for turn, of_turn in metrics.by_turn.items()},
         exact=exact,
-        gaps=() if exact else tuple(_gaps(base, name, reversed(differing.values()))),
+        gaps=() if exact else tuple(gaps_of(base, name, reversed(differing.values()))),
     )
-
-
-@torch.inference_mode()
-def _gaps(base: Base, name: str, differing: Iterable[tuple[Text, Sequence[int]]]) -> Iterator[float]:
-    """The difference of the logits of the two tokens where each text first differs, where neither has ended."""
-    for text, tokens in differing:
-        found = first_difference(text, name, tokens)
-        if ENDED not in (found.greedy_token, found.found_token):
-            prefix = torch.tensor([[*text.prompt, *text.answer[: found.position]]], device=base.device)
-            logits = base.forward(prefix, use_cache=False, logits_to_keep=1)[0][0, -1].float()
-            yield abs(float(logits[found.greedy_token] - logits[found.found_token]))

@@ -27,7 +27,7 @@ MC_SIM, MEDUSA, EAGLE2, DDTREE = "mc_sim_7b_63", "medusa", "eagle2", "ddtree"
 FASTEST = ", fastest size"  # the end of the name of a method whose size is chosen by timed steps
 # What `--methods` takes. All but the first two are rows only where they are chosen.
 METHODS = (
-    *("autoregressive", "generate", "lookup", "recycling", "assisted", MC_SIM, MEDUSA),
+    *("autoregressive", "generate", "lookup", "recycling", "suffix", "sam", "assisted", MC_SIM, MEDUSA),
     *(HEADS, HEADS_NGRAM, NGRAM, EAGLE2, DDTREE, *(name for pair in DRAFT_KINDS.items() for name in pair)),
 )
 REFERENCES = METHODS[:2]
@@ -204,3 +204,13 @@ def spread_evenly(given: Sequence[T], count: int) -> list[T]:
     if len(given) <= count:
         return list(given)
     return [given[i * len(given) // count] for i in range(count)]
+
+
+def unlike(texts: Sequence[Text], asked: Sequence[Text]) -> list[Text]:
+    """The texts whose prompts are not among those to learn from; E303 where there are none."""
+    known = {tuple(text.prompt) for text in asked}
+    others = [text for text in texts if tuple(text.prompt) not in known]
+    if not others:
+        what = f"all {len(texts)} prompts equal prompts to learn from, so none is left to compare on"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="--prompts-learn with other prompts")
+    return others

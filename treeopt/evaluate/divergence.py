@@ -18,7 +18,7 @@ import functools
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,3 +210,14 @@ class _Float64(TorchFunctionMode):
 
 def _widened(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
+
+
+@torch.inference_mode()
+def gaps_of(base: Base, name: str, differing: Iterable[tuple[Text, Sequence[int]]]) -> Iterator[float]:
+    """The difference of the logits of the two tokens where each text first differs, where neither has ended."""
+    for text, tokens in differing:
+        found = first_difference(text, name, tokens)
+        if ENDED not in (found.greedy_token, found.found_token):
+            prefix = torch.tensor([[*text.prompt, *text.answer[: found.position]]], device=base.device)
+            logits = base.forward(prefix, use_cache=False, logits_to_keep=1)[0][0, -1].float()
+            yield abs(float(logits[found.greedy_token] - logits[found.found_token]))
