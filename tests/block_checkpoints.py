@@ -22,6 +22,9 @@ from naive_blocks import (
 )
 from torch import Tensor
 
+# Heads that older files of DSpark and Domino have in `logit_head` (SpecForge reads both).
+OLD_HEADS = ("markov_head.", "confidence_head.", "prefix_gru.", "embed_proj.")
+
 
 def layer_shapes(sizes: Config, prefix: str) -> dict[str, tuple[int, ...]]:
     """The names and shapes of one layer."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from block_checkpoints import CONFIGS, random_state
+from block_checkpoints import CONFIGS, OLD_HEADS, random_state
 from naive_blocks import NaiveBlock, read_states
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.cache_utils import DFlashCache
@@ -41,11 +43,16 @@ def base() -> Base:
     return Base(model, None, "base")
 
 
-def drafter_in(folder: Path, name: str, base: Base, **changed: Any) -> tuple[str, NaiveBlock]:
-    """A drafter of random weights in a folder, and its naive forward."""
+def drafter_in(folder: Path, name: str, base: Base, *, old: bool = False, **changed: Any) -> tuple[str, NaiveBlock]:
+    """A drafter of random weights in a folder, and its naive forward by the config as it was before the changes.
+
+    An `old` file has the heads that depend on a token in `logit_head`.
+    """
     kind, config = CONFIGS[name]
     embeddings, lm_head = base.model.get_input_embeddings().weight.data, base.lm_head.weight.data
     state = random_state(kind, config, 3, embeddings, lm_head)
+    if old:
+        state = {f"logit_head.{key}" if key.startswith(OLD_HEADS) else key: one for key, one in state.items()}
     folder.mkdir(exist_ok=True)
     save_file({key: one.contiguous() for key, one in state.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({**config, **changed}))
@@ -72,7 +79,35 @@ class Recording(BlockProposer):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_block_is_its_naive_forward(name: str, base: Base, tmp_path: Path) -> None:
     """The logits of every level at several roots of a text, by the code of tracing; nothing after a root is read."""
-    folder, naive = drafter_in(tmp_path / "draft", name, base)
+    assert_naive(*drafter_in(tmp_path / "draft", name, base), base)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith(("domino", "dspark"))])
+def test_heads_of_older_files(name: str, base: Base, tmp_path: Path) -> None:
+    """In `logit_head`: the same logits, and a tensor that is missing has the name that it had there."""
+    folder, naive = drafter_in(tmp_path / "draft", name, base, old=True)
+    assert_naive(folder, naive, base)
+    file = Path(folder) / "model.safetensors"
+    state = load_file(file)
+    missing = [key for key in state if key.startswith("logit_head.")][-1]
+    save_file({key: one for key, one in state.items() if key != missing}, file)
+    with pytest.raises(TreeoptError, match=f"lacks {re.escape(missing)}"):
+        load_draft(folder, base)
+
+
+@pytest.mark.parametrize(("name", "head"), [("domino", "prefix_gru"), ("dspark", "markov_head")])
+def test_heads_that_a_file_lacks(name: str, head: str, base: Base, tmp_path: Path) -> None:
+    """They have the names of today's files."""
+    folder, _ = drafter_in(tmp_path / "draft", name, base)
+    file = Path(folder) / "model.safetensors"
+    save_file({key: one for key, one in load_file(file).items() if not key.startswith(OLD_HEADS)}, file)
+    with pytest.raises(TreeoptError, match=rf"lacks .*(?<!logit_head\.)\b{head}"):
+        load_draft(folder, base)
+
+
+def assert_naive(folder: str, naive: NaiveBlock, base: Base) -> None:
+    """The states that are read, and the logits at several roots, are those of the naive forward."""
     draft = load_draft(folder, base)
     assert kind_in_files(folder) == "block"
     reads = read_states(naive.config, LAYERS)
@@ -207,9 +242,10 @@ def test_drawn_tokens_have_the_distributions_of_their_paths(name: str, base: Bas
 
 @torch.inference_mode()
 def test_confidence_is_that_of_the_naive_forward(base: Base, tmp_path: Path) -> None:
-    """Its logits at each level, with and without the token before."""
-    for name in ("dspark-confidence", "dspark-confidence-markov"):
-        folder, naive = drafter_in(tmp_path / name, name, base)
+    """Its logits at each level, with and without the token before, in files of today and older ones."""
+    names = ("dspark-confidence", "dspark-confidence-markov")
+    for name, old in itertools.product(names, (False, True)):
+        folder, naive = drafter_in(tmp_path / f"{name}-{old}", name, base, old=old)
         proposer, text, drafts = Recording(base, load_draft(folder, base)), list(range(20, 32)), [7, 3, 90, 41]
         _, states = base.reading(proposer.reads).forward(torch.tensor([text[:-1]]), use_cache=False)
         session = proposer.start([text], proposer.depth)

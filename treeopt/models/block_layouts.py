@@ -28,13 +28,13 @@ from treeopt.models.draft_layouts import (
 
 _AUX, _TARGETS = "aux_hidden_state_layer_ids", "target_layer_ids"
 _TWIN = "encoder.output_norm_enc.weight"  # a tensor of transformers' own layout
+# Heads of DSpark and Domino, and where they are in a module. Older files have them in `logit_head`.
+_HEADS = {"markov_head": "", "confidence_head": "", "prefix_gru": "domino.", "embed_proj": "domino."}
 _NAMES: Names = (
     *UNUSED,
     (r"layers\.", "decoder.layers."),
     (r"embed_tokens\.", "embeddings."),
-    (r"logit_head\.markov_head\.", "markov_head."),  # of older files of DSpark
-    (r"prefix_gru\.", "domino.prefix_gru."),
-    (r"embed_proj\.", "domino.embed_proj."),
+    *((rf"{old}{one}\.", f"{at}{one}.") for old in ("", r"logit_head\.") for one, at in _HEADS.items()),
     (r"encoder\.output_norm_enc\.", "hidden_norm."),  # of transformers
     (r"encoder\.fc\.", "fc."),
 )
