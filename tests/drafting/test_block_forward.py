@@ -260,7 +260,10 @@ def test_confidence_is_that_of_the_naive_forward(base: Base, tmp_path: Path) -> 
 @torch.inference_mode()
 @pytest.mark.parametrize("sliding", [False, True])
 def test_transformers_own_class(sliding: bool, base: Base, tmp_path: Path) -> None:
-    """A drafter of transformers' class: our logits are those of its states and the base's LM head."""
+    """A drafter of transformers' class: our logits are those of its states and the base's LM head.
+
+    It gets the states that transformers' generator of drafts hands to it: those of index i + 1 for layer i.
+    """
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
     kinds = {"layer_types": ["sliding_attention", "full_attention"] if sliding else ["full_attention"] * 2}
     settings = {"block_size": 5, "mask_token_id": 95, "target_layer_ids": [0, 2, 3], "sliding_window": 6, **kinds}
@@ -276,10 +279,13 @@ def test_transformers_own_class(sliding: bool, base: Base, tmp_path: Path) -> No
     session.begin(torch.tensor(text[-1:]), states[:, -1])
     noise = base.model.get_input_embeddings()(torch.tensor([[text[-1], *[95] * 4]]))
     cache = DFlashCache(config=config)
+    assert proposer.reads == tuple(i + 1 for i in config.target_layer_ids)
     cache.set_previous_accepted_tokens(len(text) - 1)
     inputs = {"attention_mask": torch.ones(1, len(text) + 4), "past_key_values": cache}
-    out = theirs(noise_embeds=noise, context_hidden_states=states, **inputs)
+    out = theirs(noise_embeds=noise, context_hidden_states=given, **inputs)
     torch.testing.assert_close(proposer.seen, base.lm_head(out.last_hidden_state[:, 1:]), rtol=0, atol=1e-5)
+    every = base.model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+    given = torch.cat([every[i + 1] for i in config.target_layer_ids], dim=-1)
     assert proposer.module.wiring.title == "DFlash (transformers)"
 
 
