@@ -189,6 +189,9 @@ REFUSED = {
     "block_size": ({"block_size": 1}, "block_size is 1"),
     "mask_token_id": ({"dflash_config": {}}, "mask_token_id is None"),
     "states": ({"dflash_config": {"mask_token_id": 95, "target_layer_ids": [9]}}, r"reads the states \[10\]"),
+    "use_swa": ({"use_swa": True}, "its use_swa is True, which is not read"),
+    "output_multiplier": ({"output_multiplier": 0.5}, "its output_multiplier is 0.5, which is not read"),
+    "backbone": ({"dspark_backbone_conv_enabled": True}, "its dspark_backbone_conv_enabled is True, which is not read"),
     "mask": ({"dflash_config": {"mask_token_id": 96, "target_layer_ids": [0, 2, 3]}}, "its mask is token 96"),
 }
 
