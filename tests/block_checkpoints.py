@@ -83,6 +83,8 @@ def random_state(
         gru, inner = setting(config, "gru_hidden_dim"), setting(config, "emb_dim")
         shapes |= {GRU + "ih_l0": (3 * gru, h), GRU + "hh_l0": (3 * gru, gru)}
         shapes |= {PROJECTOR + "0.weight": (inner, h + gru), PROJECTOR + "2.weight": (draft_vocab, inner)}
+    if config.get("mask_embedding"):
+        shapes |= {"mask_embedding": (h,)}
     own = kind == "dspark" or kind.endswith("-speculators")
     if own:
         shapes |= {"embed_tokens.weight": (vocab, h), "lm_head.weight": (draft_vocab, h)}
@@ -173,6 +175,7 @@ UNSHIFTED = {"pure_draft_prefix_len": 1, "shift_label": False}
 SHIFTED = {"pure_draft_prefix_len": 2, "shift_label": True}
 HEADS = {"markov_rank": 6, "markov_head_type": "vanilla"}
 SURE = {"enable_confidence_head": True, "confidence_head_with_markov": False}
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
 SURE_WITH_MARKOV = {"enable_confidence_head": True, "confidence_head_with_markov": True}
 
 CONFIGS: dict[str, tuple[Kind, dict[str, Any]]] = {
@@ -181,8 +184,10 @@ CONFIGS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "dflash-default-ids": ("dflash", zlab_config(3, block_size=5, dflash_config={"mask_token_id": 95})),
     "dflash-one-layer": ("dflash", zlab_config(1, block_size=5, dflash_config={"mask_token_id": 95})),
     "dflash-causal": ("dflash", zlab_config(2, block_size=5, dflash_config=IDS | {"causal": True})),
+    "dflash-sliding": ("dflash", zlab_config(2, block_size=5, dflash_config=IDS, **SLIDING)),
     "dflash-speculators": ("dflash-speculators", speculators_config("dflash", 2)),
     "dflash-speculators-part": ("dflash-speculators", speculators_config("dflash", 3, draft_vocab_size=40)),
+    "dflash-speculators-mask": ("dflash-speculators", speculators_config("dflash", 2, mask_embedding=True)),
     "dflash2": (
         "dflash2",
         zlab_config(2, architectures=["DFlash2DraftModel"], block_size=5, dflash_config=IDS | CONVOLUTION | SELECTION),

@@ -2,7 +2,8 @@
 
 Here: DFlash, DFlash2, Domino, JetSpec, and DSpark with its vanilla, gated and rnn heads.
 It reads the tensors by their published names and computes in float32. One call is one block after the anchor.
-Not here: P-EAGLE, sliding attention and attention sinks.
+A row of a layer with sliding attention sees the last `sliding_window` positions, its own counted, and those after it.
+Not here: P-EAGLE and attention sinks.
 """
 
 from __future__ import annotations
@@ -132,8 +133,9 @@ class NaiveBlock:
         for key, harmless in UNKNOWN.items():
             if setting(config, key) not in harmless:
                 raise NotImplementedError(f"{key} is not here")
-        if any(name != "full_attention" for name in self.sizes.get("layer_types") or ()):
-            raise NotImplementedError("only full attention is here")
+        self.layer_types = self.sizes.get("layer_types") or ["full_attention"] * self.sizes["num_hidden_layers"]
+        if not set(self.layer_types) <= {"full_attention", "sliding_attention"}:
+            raise NotImplementedError("only full and sliding attention are here")
         if self.sizes.get("hidden_act", "silu") != "silu":
             raise NotImplementedError("only silu is here")
         self.markov = MARKOV + "w1.weight" in self.state
@@ -269,7 +271,8 @@ class NaiveBlock:
         rows = [self.embed[text[-1]]]  # slot 0 is the anchor
         rows += [self._mask() for _ in range(int(setting(self.config, "block_size")) - 1)]
         for number in range(self.sizes["num_hidden_layers"]):
-            rows = self._layer(context, rows, f"layers.{number}.")
+            sliding = self.layer_types[number] == "sliding_attention"
+            rows = self._layer(context, rows, f"layers.{number}.", self.sizes["sliding_window"] if sliding else None)
         return rows if from_anchor(self.kind, self.config) else rows[1:]
 
     def _mask(self) -> Tensor:
@@ -277,14 +280,14 @@ class NaiveBlock:
         own = self.state.get("mask_embedding", self.state.get("mask_embedding.weight"))
         return self.embed[setting(self.config, "mask_token_id")] if own is None else own.float().reshape(-1)
 
-    def _layer(self, context: list[Tensor], rows: list[Tensor], prefix: str) -> list[Tensor]:
+    def _layer(self, context: list[Tensor], rows: list[Tensor], prefix: str, window: int | None) -> list[Tensor]:
         """rows + attention(context, norm of rows), then the MLP with its norm and its residual.
 
         DFlash2 has a convolution on each side of both.
         """
         normed = [self._norm(row, prefix + "input_layernorm") for row in rows]
         inputs = self._convolved(0, normed, normed, prefix + "attention_conv.")
-        mixed = self._attention(context, inputs, prefix + "self_attn.")
+        mixed = self._attention(context, inputs, prefix + "self_attn.", window)
         mixed = self._convolved(1, normed, mixed, prefix + "attention_conv.")
         rows = [row + y for row, y in zip(rows, mixed, strict=True)]
         normed = [self._norm(row, prefix + "post_attention_layernorm") for row in rows]
@@ -316,10 +319,11 @@ class NaiveBlock:
             outputs.append(output)
         return outputs
 
-    def _attention(self, context: list[Tensor], block: list[Tensor], prefix: str) -> list[Tensor]:
+    def _attention(self, context: list[Tensor], block: list[Tensor], prefix: str, window: int | None) -> list[Tensor]:
         """The block attends to all of the context and to itself, one row and one head at a time.
 
         Row i of the context has position i. Slot j of the block has position n + j. The context has no input norm.
+        With a window a row does not see positions that are `window` or more before its own.
         """
         heads, groups = self.sizes["num_attention_heads"], self.sizes["num_key_value_heads"]
         width, n = head_width(self.sizes), len(context)
@@ -331,14 +335,15 @@ class NaiveBlock:
         outputs = []
         for slot, x in enumerate(block):
             query = self._turned(self._linear(x, prefix + "q_proj").reshape(heads, width), n + slot, prefix + "q_norm")
-            seen = n + slot + 1 if self.causal else n + len(block)
+            last = n + slot if self.causal else n + len(block) - 1
+            seen = [j for j in range(last + 1) if window is None or n + slot - j < window]
             mixed = []
             for head in range(heads):
                 group = head // (heads // groups)
-                scores = torch.stack([query[head] @ keys[j][group] for j in range(seen)]) / math.sqrt(width)
+                scores = torch.stack([query[head] @ keys[j][group] for j in seen]) / math.sqrt(width)
                 powers = torch.exp(scores - scores.max())
                 weights = powers / powers.sum()
-                mixed.append(torch.stack([weights[j] * values[j][group] for j in range(seen)]).sum(0))
+                mixed.append(torch.stack([w * values[j][group] for w, j in zip(weights, seen, strict=True)]).sum(0))
             outputs.append(self._linear(torch.cat(mixed), prefix + "o_proj"))
         return outputs
 

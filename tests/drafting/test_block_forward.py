@@ -131,22 +131,25 @@ def assert_naive(folder: str, naive: NaiveBlock, base: Base) -> None:
     assert best[-1].tolist() == [list(naive.target(one.tolist())) for one in ranked]
 
 
-def test_masks_of_kinds_of_layers(base: Base, tmp_path: Path) -> None:
-    """A block with a sliding and a full layer: with a window beyond the text as without, with a short one not."""
-    found = []
-    for window in (64, 2, 0):
-        kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": window} if window else {}
-        folder, _ = drafter_in(tmp_path / str(window), "dflash", base, **kinds)
-        draft = load_draft(folder, base)
-        proposer = Recording(base, draft)
-        text = list(range(20, 32))
+@torch.inference_mode()
+@pytest.mark.parametrize("window", [64, 6, 2])
+def test_masks_of_kinds_of_layers(window: int, base: Base, tmp_path: Path) -> None:
+    """A block with a sliding and a full layer, in decoding: a row sees the last positions of its window, as the naive
+    one; those of a window beyond the text as without.
+    """
+    text, found = list(range(20, 32)), []
+    for name in ("dflash-sliding", "dflash"):
+        folder, naive = drafter_in(tmp_path / name, name, base, sliding_window=window)
+        naive.sizes = {**naive.sizes, "sliding_window": window}
+        proposer = Recording(base, load_draft(folder, base))
         _, states = base.reading(proposer.reads).forward(torch.tensor([text[:-1]]), use_cache=False)
-        session = proposer.start([text], draft.model.levels)
+        session = proposer.start([text], proposer.depth)
         session.read([states[0]])
         session.begin(torch.tensor(text[-1:]), states[:, -1])
+        expected = torch.stack(naive.logits(text, states[0], []))
+        torch.testing.assert_close(proposer.seen[0], expected, rtol=0, atol=1e-5)
         found.append(proposer.seen)
-    torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-6)
-    assert not torch.allclose(found[1], found[2], rtol=0, atol=1e-3)
+    assert torch.allclose(*found, rtol=0, atol=1e-5 if window == 64 else 1e-3) is (window == 64)
 
 
 @torch.inference_mode()
@@ -186,12 +189,12 @@ REFUSED = {
     "markov_head_type": ({"markov_head_type": "tree"}, "markov_head_type is 'tree'"),
     "confidence": ({"enable_confidence_head": True}, "has no Markov head"),
     "domino": ({"projector_type": "domino"}, "gru_hidden_dim is None"),
-    "block_size": ({"block_size": 1}, "block_size is 1"),
-    "mask_token_id": ({"dflash_config": {}}, "mask_token_id is None"),
-    "states": ({"dflash_config": {"mask_token_id": 95, "target_layer_ids": [9]}}, r"reads the states \[10\]"),
     "use_swa": ({"use_swa": True}, "its use_swa is True, which is not read"),
     "output_multiplier": ({"output_multiplier": 0.5}, "its output_multiplier is 0.5, which is not read"),
     "backbone": ({"dspark_backbone_conv_enabled": True}, "its dspark_backbone_conv_enabled is True, which is not read"),
+    "block_size": ({"block_size": 1}, "block_size is 1"),
+    "mask_token_id": ({"dflash_config": {}}, "mask_token_id is None"),
+    "states": ({"dflash_config": {"mask_token_id": 95, "target_layer_ids": [9]}}, r"reads the states \[10\]"),
     "mask": ({"dflash_config": {"mask_token_id": 96, "target_layer_ids": [0, 2, 3]}}, "its mask is token 96"),
 }
 
@@ -276,19 +279,19 @@ def test_transformers_own_class(sliding: bool, base: Base, tmp_path: Path) -> No
         weight.data = torch.randn_like(weight) * 0.2 + (weight.dim() == 1)
     theirs.save_pretrained(tmp_path)
     proposer, text = Recording(base, load_draft(str(tmp_path), base)), list(range(20, 32))
+    assert proposer.reads == tuple(i + 1 for i in config.target_layer_ids)
     _, states = base.reading(proposer.reads).forward(torch.tensor([text[:-1]]), use_cache=False)
     session = proposer.start([text], proposer.depth)
     session.read([states[0]])
     session.begin(torch.tensor(text[-1:]), states[:, -1])
+    every = base.model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+    given = torch.cat([every[i + 1] for i in config.target_layer_ids], dim=-1)
     noise = base.model.get_input_embeddings()(torch.tensor([[text[-1], *[95] * 4]]))
     cache = DFlashCache(config=config)
-    assert proposer.reads == tuple(i + 1 for i in config.target_layer_ids)
     cache.set_previous_accepted_tokens(len(text) - 1)
     inputs = {"attention_mask": torch.ones(1, len(text) + 4), "past_key_values": cache}
     out = theirs(noise_embeds=noise, context_hidden_states=given, **inputs)
     torch.testing.assert_close(proposer.seen, base.lm_head(out.last_hidden_state[:, 1:]), rtol=0, atol=1e-5)
-    every = base.model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
-    given = torch.cat([every[i + 1] for i in config.target_layer_ids], dim=-1)
     assert proposer.module.wiring.title == "DFlash (transformers)"
 
 
