@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from tiny import tiny_base
 from tiny_modules import BLOCKS, tiny_module
 
+from treeopt.drafting.block import ConditionalSession
 from treeopt.drafting.trace import positions_of
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate import wiring as checked
@@ -29,6 +31,8 @@ from treeopt.evaluate.wiring import (
     WiringCheck,
     bigram_rate,
     check_wiring,
+    confidence_errors,
+    hits_of,
     kept_states,
     wired,
 )
@@ -208,6 +212,68 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [row["name"] for row in sound["table"]]
     assert names[0] == "as wired"
     assert {"sampled answers", "in bfloat16", "LM head of the base"} <= set(names)
+
+
+def test_confidence_in_command() -> None:
+    """One line has the errors of all seven levels, and the result has the same. Another drafter has none."""
+    few = ("--limit", "6", "--max-new-tokens", "16", "--model", "pocket", "--no-texts", "--draft")
+    draft = str(Path(__file__).resolve().parent.parent / "data" / "pocket-dspark")
+    [line] = [one for one in treeopt("doctor", *few, draft).stdout.splitlines() if one.startswith("confidence head:")]
+    shown = [float(one) for one in re.findall(r"(\d+\.\d)%", line)]
+    assert line.endswith(", by level")
+    assert len(shown) == 7
+    assert max(shown) < 30  # it was trained
+    result = treeopt_json("doctor", *few, draft)["calibration_errors"]
+    assert shown == pytest.approx([100 * one for one in result], abs=0.051)
+    assert "confidence" not in treeopt("doctor", *few, "pocket-eagle3").stdout
+
+
+class Given(ConditionalSession):
+    """A session of one text whose log-odds and ranks are given."""
+
+    def __init__(self, chances: list[list[float]], ranks: list[list[int]]) -> None:
+        chance = np.array(chances)
+        self.given, self.ranks = np.log(chance / (1 - chance)), np.array(ranks)
+
+    def odds(self, true: Any) -> Any:
+        return np.full_like(self.given, 9.0), self.given
+
+    def trace(self, true: Any, *, confidence: bool = False) -> Any:
+        return self.ranks, None
+
+
+def test_confidence_errors_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bins of a tenth; a position without a true token does not count.
+
+    Level 1: 0.62 and 0.68 are of one bin, with one hit of two: |1.3 - 1|; 0.91 is right: |0.91 - 1|; 0.04 is not. Level
+    2: 0.3 and 0.99 have no true token; 0.55 and 0.45 are of two bins, right and wrong: |0.55 - 1| and |0.45 - 0|.
+    """
+    base = tiny_base("llama", 1, vocab_size=VOCAB)
+    draft = tiny_module(base, "dspark", 2)
+    parts = [
+        (Given([[0.62, 0.55], [0.68, 0.3]], [[0, 0], [3, 0]]), np.array([[1, 1], [1, -1]])),
+        (Given([[0.91, 0.45], [0.04, 0.99]], [[0, 1], [2, 0]]), np.array([[1, 1], [1, -1]])),
+    ]
+    monkeypatch.setattr(checked, "positions_of", lambda *_: iter(parts))
+    found = confidence_errors(base, draft, answered(base, prompts_of(1, 3, longest=9, vocab=VOCAB), 4))
+    assert found == pytest.approx([(0.3 + 0.09 + 0.04) / 4, (0.45 + 0.45) / 2])
+
+
+def test_confidence_errors_of_a_constant() -> None:
+    """A head that always says 30 % is off by its distance from the share of hits of each level."""
+    base = tiny_base("llama", 1, vocab_size=VOCAB)
+    draft = tiny_module(base, "dspark", 2)
+    for name, weight in draft.model.confidence_head.named_parameters():
+        weight.data.fill_(np.log(0.3 / 0.7) if name.endswith("bias") else 0.0)
+    texts = answered(base, prompts_of(3, 3, longest=20, vocab=VOCAB), 12)
+    drafter = wired(base, draft)
+    hits = hits_of(base, drafter, texts, kept_states(base, texts, drafter.reads))
+    rates = hits.hits.sum(0) / hits.positions.sum(0)
+    assert len({*rates}) > 1
+    found = confidence_errors(base, draft, texts)
+    assert len(found) == draft.model.levels
+    assert found[: len(rates)] == pytest.approx(np.abs(rates - 0.3), abs=1e-6)
+    assert confidence_errors(base, tiny_module(base, "dspark-rnn", 2), texts) == []
 
 
 @pytest.mark.parametrize(
