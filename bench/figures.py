@@ -110,9 +110,11 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
     "fusion-pocket": ("python bench/fusion.py --model pocket --drafters heads --texts 8",),
     "modules-dspark": ("python bench/modules.py --model pocket --draft tests/data/pocket-dspark",),
+    "ddtree": ("python bench/ddtree.py",),
     "doctor": (f"python bench/doctor.py --checkpoints {WORK}/checkpoints",),
     "doctor-shared": ("python bench/doctor.py --shared ../shared",),
     "doctor-eagle3": ("treeopt doctor --draft pocket-eagle3 --no-texts",),
+    "doctor-dspark": ("treeopt doctor --draft tests/data/pocket-dspark --no-texts",),
     "modules-smollm2": ("python bench/modules.py --model smollm2 --tokens 10000",),
     "modules-smollm2-dflash": (
         "python bench/modules.py --model smollm2 --draft tests/data/smollm2-dflash --tokens 10000 --alone",

@@ -37,6 +37,7 @@ CALLS = {
     "calibrate": ["--repeats 1"],
     "counters": ["--shared {shared}", "{file}"],
     "calls": ["--shared {shared}"],
+    "ddtree": [""],
     "decode": ["--shared {shared}"],
     "doctor": ["--only heads"],
     "drafting": [TABLE, "terms --shared {shared}", "speed --model pocket --shared {shared}", "cost"],

@@ -5,7 +5,7 @@ each of them has k children; of all nodes the N - 1 likeliest are verified. Dept
 replay over the texts that other methods learn from.
 
 DDTree's trees are the N - 1 likeliest nodes by the product of a block drafter's own probabilities, which know nothing
-of the drafts above a node.
+of the drafts above a node, or only the token above where a head of the block reads it.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from treeopt.traces import MAX_RANKS
 
 DEPTHS, TOP_KS = (4, 6, 8), (4, 8, 10)  # of the grid; published: depths 5 to 7, k 8 and 10; ours are up to 8 deep
 _BATCH = 4  # texts of a forward
-_KNOWN = 256  # tokens of a node whose probabilities are normalised: all others have next to none
+_KNOWN = 256  # tokens of a node whose probabilities are normalised; at deep levels of a block others have some
 
 
 def eagle2_drafter(base: Base, draft: Base, depth: int, top_k: int) -> ModelProposer:
