@@ -111,6 +111,9 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "fusion-pocket": ("python bench/fusion.py --model pocket --drafters heads --texts 8",),
     "modules-dspark": ("python bench/modules.py --model pocket --draft tests/data/pocket-dspark",),
     "ddtree": ("python bench/ddtree.py",),
+    "modules-dspark-no-confidence": (
+        "python bench/modules.py --model pocket --draft tests/data/pocket-dspark --alone --no-confidence",
+    ),
     "doctor": (f"python bench/doctor.py --checkpoints {WORK}/checkpoints",),
     "doctor-shared": ("python bench/doctor.py --shared ../shared",),
     "doctor-eagle3": ("treeopt doctor --draft pocket-eagle3 --no-texts",),

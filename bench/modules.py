@@ -1,6 +1,7 @@
 """An EAGLE-3 head against Medusa heads of the same base, and treeopt's trees against EAGLE-2's from the same drafts.
 
     python bench/modules.py --model pocket|tinystories|smollm2|hybrid [--draft FOLDER] [--heads FOLDER] [--alone]
+        [--no-confidence]
 
 Drafters are learned and trees built on the first half of the prompts, and evaluated on the second by replay, which
 equals decoding step by step: tokens per step at 8, 16, 32 and 64 nodes. EAGLE-2's trees have the depth and top-k of a
@@ -11,7 +12,7 @@ and has no heads.
 
 A block drafter (--draft FOLDER, as of calibration/recipes/pocket-dflash.yaml) is compared with DDTree, the likeliest
 nodes by the product of its own probabilities: goals are 3 % for static trees, 5 % per step, and 10 % for `block+ngram`
-over `block`.
+over `block`. With --no-confidence the score of DSpark has no feature of its confidence head.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
     parser.add_argument("--tokens", type=int, default=100_000, help="sampled tokens to learn from")
     parser.add_argument("--alone", action="store_true", help="leave out drafters without the draft module")
+    parser.add_argument("--no-confidence", action="store_true", help="do not read DSpark's confidence head")
     add_tiny(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -100,6 +102,8 @@ def main() -> None:
         pair = dataclasses.replace(pair, loaded=load_pair(options.heads, pair.base.name, dtype=pair.base.dtype_name)[1])
     draft = load_draft(options.draft or DRAFTS[options.model], pair.base)
     print(f"{machine(1)}; {options.model}, {draft.name}: {draft.model.num_parameters():,} parameters")
+    if options.no_confidence:
+        draft.model.wiring = dataclasses.replace(draft.model.wiring, confidence=False)
     kind = kind_of(draft.model)
     halves = halves_of(pair, draft, tokens, others=not options.alone)
     print(f"evaluated on {halves[kind].evaluated.sequences} texts, {halves[kind].evaluated.positions:,} tokens")

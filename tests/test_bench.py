@@ -65,7 +65,11 @@ CALLS = {
     "make_pocket": [],
     "make_module": [],
     "make_pocket_draft": [],
-    "modules": ["--model pocket --shared {shared}", "--model tinystories --shared {shared}"],
+    "modules": [
+        "--model pocket --shared {shared}",
+        "--model tinystories --shared {shared}",
+        "--model pocket --draft tests/data/pocket-dspark --alone --no-confidence --shared {shared}",
+    ],
     "make_tinystories": [],
     "medusa2": ["--model pocket", "--shared {shared}"],
     "memory": ["stages", "stages --drafter heads+ngram --temperature 0.7", "vocabulary"],
