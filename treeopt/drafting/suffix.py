@@ -239,4 +239,4 @@ class SuffixSession(ProposerSession):
         return [row.own.tokens[1:] for row in self._rows]
 
     def rewind(self, mark: list[list[int]]) -> None:
-        self._rows = SuffixSession(self._proposer, mark)._rows
+        self._rows = [SuffixText(self._proposer.method, self._proposer.earlier, tokens) for tokens in mark]
