@@ -122,8 +122,12 @@ def not_loadable(name: str, error: Exception, folder: Path | None = None) -> Tre
     if refused is not None:
         what = f"the weights of {name} were refused: they are not plain tensors ({refused})"
         return TreeoptError(Code.PICKLE_REFUSED, what, fix="use its safetensors files")
-    what = f"{name} is not a model that transformers can load"
-    return TreeoptError(Code.MODEL_INVALID, what, why=plain_reason(error))
+    what, why = f"{name} is not a model that transformers can load", plain_reason(error)
+    if folder is not None and "for this kind of AutoModel" in why:
+        config = read_config(folder / _SETTINGS[0])
+        what = f"{name} ({config.get('model_type')}) is no causal language model, and treeopt loads no others"
+        why = f"transformers has it as {', '.join(config.get('architectures') or ['another class'])} only"
+    return TreeoptError(Code.MODEL_INVALID, what, why=why)
 
 
 def _not_of_config(name: str, what: str) -> TreeoptError:
