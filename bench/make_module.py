@@ -263,7 +263,7 @@ def new_module(recipe: ModuleRecipe, base: Base, texts: Sequence[Tensor]) -> Dra
     if recipe.block is not None:
         return new_block(recipe.block, base)
     if eagle is None:
-        layout = mtp_layout({"fc.weight"}, of_base, base.hidden_size)
+        layout = mtp_layout({"fc.weight": "mtp.fc.weight"}, of_base, base.hidden_size)
         return DraftModule(layout.config, layout.wiring, *shared, base.vocab_size)
     config = LlamaConfig(intermediate_size=eagle.intermediate_size, num_hidden_layers=1, **sizes_of(base))
     wiring = Wiring(

@@ -13,9 +13,11 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     MellumConfig,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
 )
@@ -49,6 +51,7 @@ def configs() -> dict[str, PreTrainedConfig]:
     return {
         "deepseek_v3": DeepseekV3Config(**one, **_EXPERTS, **_LATENT, **_BY_NUMBER, n_group=1, topk_group=1),
         "glm4_moe": Glm4MoeConfig(**_COMMON, **_EXPERTS, **_BY_NUMBER, num_hidden_layers=3, head_dim=8),
+        "glm4_moe_lite": Glm4MoeLiteConfig(**one, **_EXPERTS, **_LATENT, **_BY_NUMBER, n_group=1, topk_group=1),
         "mellum": MellumConfig(
             **_COMMON, **_EXPERTS, **sliding, num_hidden_layers=2, head_dim=8, num_experts=4, num_nextn_predict_layers=1
         ),
@@ -63,6 +66,16 @@ def configs() -> dict[str, PreTrainedConfig]:
         ),
         "qwen3_5_text": Qwen3_5TextConfig(
             **_COMMON, **_LINEAR, num_hidden_layers=4, head_dim=16, mtp_num_hidden_layers=1
+        ),
+        "qwen3_5_moe_text": Qwen3_5MoeTextConfig(
+            **_COMMON,
+            **_EXPERTS,
+            **_LINEAR,
+            num_hidden_layers=4,
+            head_dim=16,
+            num_experts=4,
+            shared_expert_intermediate_size=16,
+            mtp_num_hidden_layers=1,
         ),
         "mimo": Qwen2Config(**_COMMON, num_hidden_layers=3, num_nextn_predict_layers=1),
     }
@@ -129,7 +142,7 @@ def _published(
         return center + 0.1 * torch.randn(WIDTH, generator=chance)
 
     project = 0.2 * torch.randn(WIDTH, 2 * WIDTH, generator=chance)
-    if family in ("deepseek_v3", "glm4_moe"):
+    if family in ("deepseek_v3", "glm4_moe", "glm4_moe_lite"):
         place = f"model.layers.{layers + number}."
         return {
             **{place + key: one for key, one in layer.items()},

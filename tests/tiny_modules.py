@@ -55,7 +55,7 @@ def tiny_module(
         wiring = BlockWiring("DFlash", reads, width, 5, mask, vocabulary=vocabulary, **BLOCKS[kind])
         made = BlockModule
     elif kind.startswith(MTP):
-        layout = mtp_layout({"fc.weight"}, base.model.config, width)
+        layout = mtp_layout({"fc.weight": "mtp.fc.weight"}, base.model.config, width)
         config, wiring = layout.config, layout.wiring
     else:
         config = LlamaConfig(

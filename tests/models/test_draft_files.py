@@ -228,7 +228,9 @@ def test_mtp_of_a_base_without_one(tmp_path: Path) -> None:
         load_draft("mtp", base)
     assert caught.value.code is Code.DRAFT_INVALID
     assert "no tensors of one" in caught.value.why
-    (tmp_path / "model.safetensors").write_bytes(whole.replace(b"input_proj.weight", b"other_proj.weight"))
+    for part in (b"input_proj.weight", b"token_layernorm", b"hidden_layernorm"):
+        whole = whole.replace(part, b"other_" + part[6:])
+    (tmp_path / "model.safetensors").write_bytes(whole)
     with pytest.raises(TreeoptError) as caught:
         load_draft("mtp", base)
     assert "its layout is another one, with tensors such as model.mtp_layers.0." in caught.value.why

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from mtp_checkpoints import VOCAB, WIDTH, configs, write
+from safetensors.torch import load_file, save_file
 from tiny import tiny_base
 from tiny_modules import tiny_module
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Step3p7Config, Step3p7ForConditionalGeneration
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
+from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
 from treeopt.models.draft_files import load_draft
 from treeopt.models.draft_module import DraftModule, layout_of
 from treeopt.verify.levels import LevelSession
 
-OF_TRANSFORMERS = ("deepseek_v3", "glm4_moe", "mellum")  # it has no MTP model of the others
+OF_TRANSFORMERS = ("deepseek_v3", "glm4_moe", "mellum")
+# Their configs in transformers do not say that they have MTP layers; its MTP model is made of their decoder layers, too.
+TOLD = ("glm4_moe_lite", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 @pytest.fixture(scope="module", params=configs())
@@ -41,10 +46,105 @@ def test_reads_every_family(loaded: tuple[str, Base]) -> None:
     assert draft.model.wiring.state_first == (family == "mimo")
 
 
+_BY_NUMBER = ("enorm", "hnorm", "eh_proj", "shared_head.norm", "self_attn.o_proj", "mlp.experts.1.up_proj")
+_OF_QWEN = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "layers.0.self_attn.o_proj")
+_OF_MIMO = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", "self_attn.o_proj", "mlp.up_proj")
+NAMED = {  # tensors of the MTP layer as its family publishes them: four parts, and some of the decoder layer
+    "deepseek_v3": [f"model.layers.3.{name}.weight" for name in _BY_NUMBER],
+    "glm4_moe": [f"model.layers.3.{name}.weight" for name in _BY_NUMBER],
+    "glm4_moe_lite": [f"model.layers.3.{name}.weight" for name in _BY_NUMBER],
+    "mellum": [f"mtp.{name}.weight" for name in (*_OF_QWEN, "layers.0.mlp.experts.1.up_proj")],
+    "qwen3_next": [f"mtp.{name}.weight" for name in (*_OF_QWEN, "layers.0.mlp.experts.1.up_proj")],
+    "qwen3_5_moe_text": [f"mtp.{name}.weight" for name in (*_OF_QWEN, "layers.0.mlp.experts.1.up_proj")],
+    "qwen3_5_text": [f"mtp.{name}.weight" for name in (*_OF_QWEN, "layers.0.mlp.up_proj")],
+    "mimo": [f"model.mtp_layers.0.{name}.weight" for name in _OF_MIMO],
+}
+
+
+def refused(base: Base, state: dict[str, Tensor], folder: Path) -> TreeoptError:
+    """The error of the MTP layer among these tensors, as those of a base's checkpoint."""
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(TreeoptError) as caught:
+        load_draft("mtp", dataclasses.replace(base, name=str(folder)))
+    assert caught.value.code is Code.DRAFT_INVALID
+    return caught.value
+
+
+def test_faults_are_named_as_in_the_files(loaded: tuple[str, Base], tmp_path: Path) -> None:
+    """A tensor that is missing, or of another shape, has its name in the checkpoint, whatever the layout."""
+    family, base = loaded
+    state = load_file(Path(base.name) / "model.safetensors")
+    for name in NAMED[family]:
+        without = {key: one for key, one in state.items() if key != name}
+        assert len(without) == len(state) - 1
+        assert f"and lacks {name}\n" in str(refused(base, without, tmp_path))
+        shape = list(state[name].shape)
+        found = str(refused(base, state | {name: torch.zeros(*shape[:-1], 3)}, tmp_path))
+        assert f"and {name} has shape {[*shape[:-1], 3]}, not {shape}\n" in found
+    extra = NAMED[family][-1].replace("up_proj.weight", "extra.weight")
+    assert f"has also {extra}" in str(refused(base, state | {extra: torch.zeros(3)}, tmp_path)) or "experts" in extra
+
+
+_FAMILY = {
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+}
+_INKLING = {
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 8,
+    "d_rel": 4,
+    "rel_extent": 16,
+    "n_shared_experts": 1,
+    "num_mtp_layers": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "tensors", "title"),
+    [
+        ("inkling_text", _INKLING, ("hidden_norm", "embed_norm", "input_proj", "transformer_block.attn"), "Inkling"),
+        ("mimo_v2_flash", {}, ("enorm", "hnorm", "eh_proj", "self_attn.o_proj"), "MiMo-V2"),
+    ],
+)
+def test_layers_that_are_not_read_are_named(
+    kind: str, more: dict[str, int], tensors: tuple[str, ...], title: str, tmp_path: Path
+) -> None:
+    """The error names their family; of a checkpoint without MTP tensors it says so."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **_FAMILY, **more)).save_pretrained(tmp_path)
+    base = load_base(str(tmp_path), dtype="float32")
+    state = load_file(tmp_path / "model.safetensors")
+    assert refused(base, state, tmp_path).why == "it has no tensors of one"
+    layer = {f"model.mtp.layers.0.{name}.weight": torch.ones(WIDTH) for name in tensors}
+    assert refused(base, state | layer, tmp_path).why == f"its layout is {title}'s, which is not read"
+
+
+def test_step_3_7_is_no_causal_language_model(tmp_path: Path) -> None:
+    """transformers has it with its encoder of images only, which the error says."""
+    text = {**_FAMILY, "share_expert_dim": 16, "num_nextn_predict_layers": 1}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Step3p7Config(text_config=text, vision_config={**vision, "image_size": 28})
+    Step3p7ForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(TreeoptError, match=r"\(step3p7\) is no causal language model") as caught:
+        load_base(str(tmp_path))
+    assert caught.value.code is Code.MODEL_INVALID
+    assert caught.value.why == "transformers has it as Step3p7ForConditionalGeneration only"
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("family", "count"),
-    [*((family, 1) for family in OF_TRANSFORMERS), ("deepseek_v3", 3), ("glm4_moe", 3)],
+    [*((family, 1) for family in (*OF_TRANSFORMERS, *TOLD)), ("deepseek_v3", 3), ("glm4_moe", 3)],
 )
 def test_drafts_are_those_of_transformers(family: str, count: int, tmp_path: Path) -> None:
     """The logits of each level's draft are those of transformers' MTP model, which has one layer for each."""
@@ -53,11 +153,16 @@ def test_drafts_are_those_of_transformers(family: str, count: int, tmp_path: Pat
     layers = base.model.config.num_hidden_layers
     numbers = "|".join(str(layers + number) for number in range(count))
     base.model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.({numbers})\..*", r"^mtp\..*"]
-    module = MtpModel.from_pretrained(base.model)
-    ids = torch.randint(0, VOCAB, (1, 12), generator=torch.Generator().manual_seed(5))
     draft = load_draft("mtp", base)
     assert isinstance(draft.model, DraftModule)
+    assert draft.model.wiring.reads == (layers,)
     assert not draft.notes
+    if family in TOLD:
+        told = {"layer_types": ["full_attention"], "mlp_layer_types": ["sparse"]}
+        known = {f"mtp_{key}": kinds for key, kinds in told.items() if getattr(base.model.config, key, None)}
+        base.model.config.update({"num_mtp_layers": 1, **known})
+    module = MtpModel.from_pretrained(base.model)
+    ids = torch.randint(0, VOCAB, (1, 12), generator=torch.Generator().manual_seed(5))
     assert ("3 layers" in layout_of(draft.model)) == (count == 3)
     _, states = base.reading(draft.model.wiring.reads).forward(ids, use_cache=False)
     tokens, expected, _ = module(

@@ -35,6 +35,7 @@ _NAMES: Names = (
     (r"layers\.", "decoder.layers."),
     (r"embed_tokens\.", "embeddings."),
     *((rf"{old}{one}\.", f"{at}{one}.") for old in ("", r"logit_head\.") for one, at in _HEADS.items()),
+    *((rf"{name}\.", f"{name}.") for name in ("fc", "hidden_norm")),
     (r"encoder\.output_norm_enc\.", "hidden_norm."),  # of transformers
     (r"encoder\.fc\.", "fc."),
 )

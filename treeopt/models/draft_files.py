@@ -31,13 +31,14 @@ from treeopt.models.draft_layouts import (
     mtp_layout,
     mtp_tensors,
     other_kind,
+    unread_mtp,
 )
 from treeopt.models.draft_module import OWN, DraftModule, StateModule
 from treeopt.models.hub import built_in, find_base, find_weights, here, looks_local
 from treeopt.models.tensors import State, fingerprints, listed, misfit, read_config, tensor_loaders
 
 _WEIGHTS = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
-_DECODER = "decoder."
+_DECODER, _EXPERT = "decoder.", re.compile(r"(.*\.experts\.)(\d+)(\..*)")
 _FEW_LAYERS = 4  # a config of more describes a draft model
 
 
@@ -75,7 +76,7 @@ def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "aut
             if not (keys := mtp_tensors(loaders, base.model.config)):
                 raise TreeoptError(Code.DRAFT_INVALID, f"{name} has no tensors of an MTP layer: {listed(loaders)}")
             layout = mtp_layout(keys, base.model.config, base.hidden_size, config)
-            module = _module(name, base, layout, {key: loaders[full]() for key, full in keys.items()})
+            module = _module(name, base, layout, {key: loaders[key]() for key in keys.values()})
             return dataclasses.replace(module, notes=tuple(_made_for(name, base, config)))
     draft = load_base(name, dtype=dtype, device=device)
     check_draft(base, draft)
@@ -109,12 +110,11 @@ def _load_mtp(base: Base) -> Base:
     config, loaders = base.model.config, dict[str, Any]()
     if folder.is_dir() and any((folder / file).exists() for file in _WEIGHTS):
         loaders |= tensor_loaders(_weights(folder, base.name), lambda _, keys: _all_mtp(keys, config))
-    tensors = mtp_tensors(loaders, config)
-    if not tensors:
-        other = [key for key in loaders if re.search(r"(^|\.)mtp\w*\.", key)]
-        why = (
-            f"its layout is another one, with tensors such as {listed(other)}" if other else "it has no tensors of one"
-        )
+    tensors, unread = mtp_tensors(loaders, config), unread_mtp(config)
+    other = [key for key in loaders if re.search(r"(^|\.)mtp\w*\.", key)]
+    if not tensors or unread:
+        layout = f"{unread}'s, which is not read" if unread else f"another one, with tensors such as {listed(other)}"
+        why = f"its layout is {layout}" if other else "it has no tensors of one"
         what = f"the checkpoint of {base.name} ({config.model_type}) has no MTP layer that treeopt reads"
         fix = "--draft FOLDER of an EAGLE head or a draft model, or without --draft --drafter ngram"
         raise TreeoptError(Code.DRAFT_INVALID, what, why=why, fix=fix)
@@ -122,7 +122,7 @@ def _load_mtp(base: Base) -> Base:
     while tensors and len(layers) < count:
         _check_shared(base, tensors, loaders)
         layout = mtp_layout(tensors, config, base.hidden_size, number=len(layers))
-        layers.append(_module(MTP, base, layout, {key: loaders[full]() for key, full in tensors.items()}))
+        layers.append(_module(MTP, base, layout, {key: loaders[key]() for key in tensors.values()}))
         tensors = mtp_tensors(loaders, config, len(layers))
     module = layers[0]
     assert isinstance(module.model, DraftModule)
@@ -236,13 +236,26 @@ def _fitting(name: str, module: StateModule, layout: ModuleLayout, state: State)
     twice = [key for key in read if known[layout.renamed(key)] != key]
     tensors = {made: state[key] for made, key in known.items()}
     expected = {key: tuple(one.shape) for key, one in module.state_dict().items() if key not in OWN}
-    if layout.wiring.kind == MTP:
+    odd = _odd_experts(state)
+    if layout.wiring.kind == MTP and not odd:
         tensors = _converted(name, module, tensors)
     names = {key: known.get(key) or layout.original(key, known) for key in (*expected, *tensors)}
     stored = {names[key]: one for key, one in tensors.items()} | {key: state[key] for key in twice}
-    if fault := misfit(stored, {names[key]: shape for key, shape in expected.items()}):
+    if fault := odd or misfit(stored, {names[key]: shape for key, shape in expected.items()}):
         raise TreeoptError(Code.DRAFT_INVALID, f"{name} is read as {layout.wiring.title}, and {fault}")
     return tensors
+
+
+def _odd_experts(state: State) -> str:
+    """As `misfit`, of experts that are stored one by one: each has the tensors of the others."""
+    found = {key: match for key in state if (match := _EXPERT.fullmatch(key))}
+    numbers = {match[2] for match in found.values()}
+    shapes = dict[str, tuple[int, ...]]()
+    for place, part in sorted({(match[1], match[3]) for match in found.values()}):
+        names = [f"{place}{number}{part}" for number in numbers]
+        known = [tuple(state[key].shape) for key in names if key in state]
+        shapes |= dict.fromkeys(names, max(known, key=known.count))
+    return misfit({key: state[key] for key in found}, shapes)
 
 
 def _converted(name: str, module: DraftModule, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -254,13 +267,18 @@ def _converted(name: str, module: DraftModule, tensors: Mapping[str, Tensor]) ->
     try:
         with warnings.catch_warnings(action="ignore"):
             made, info = type(module.decoder).from_pretrained(
-                None, config=module.decoder.config, state_dict=part | unused, output_loading_info=True
+                None,
+                config=module.decoder.config,
+                state_dict=part | unused,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # `_fitting` refuses them with their names
             )
     except Exception as error:  # transformers raises many types
         what = f"the decoder layer of {name} cannot be loaded"
         raise TreeoptError(Code.DRAFT_INVALID, what, why=first_line(error)) from error
-    lacking = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
-    converted = {key: one for key, one in made.layers.state_dict(prefix="layers.").items() if key not in lacking}
+    found = {key: torch.empty(shape, device="meta") for key, shape, _ in info["mismatched_keys"]}
+    converted = {**made.layers.state_dict(prefix="layers."), **found}
+    converted = {key: one for key, one in converted.items() if key not in info["missing_keys"]}
     extra = {key: part[key] for key in info["unexpected_keys"] if key in part}
     return rest | {_DECODER + key: one for key, one in (converted | extra).items()}
 

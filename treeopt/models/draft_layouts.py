@@ -24,7 +24,6 @@ from treeopt.models.draft_module import Wiring
 Names = tuple[tuple[str, str], ...]  # patterns of tensors of a checkpoint, and what replaces them in a `DraftModule`
 DROPPED = ""  # replaces a tensor that is not read
 
-_PLAIN = (DROPPED, "fc.", "norm.")  # the last two are names of checkpoints, too
 SPECULATORS = "speculators_model_type"  # key of a config of speculators
 _AUX = "eagle_aux_hidden_state_layer_ids"
 UNUSED: Names = ((r".*rotary_emb\.inv_freq", DROPPED), (r"(d2t|t2d)", DROPPED))
@@ -36,25 +35,18 @@ _EAGLE: Names = (
     (r"embed_tokens\.", "embeddings."),
     (r"fc_norm\.", "state_norms."),
     (r"input_norm\.", "joint_norm."),
+    *((rf"{name}\.", f"{name}.") for name in ("fc", "norm")),
     (r"fusion_fc\.", "fc."),
     (r"pre_lm_head_layernorm\.", "norm."),
     (r"embedding_layernorm\.", "embedding_norm."),
     (r"hidden_states_layernorm\.", "state_norm."),
 )
 _SHARED = r"(shared_head\.head|embed_tokens|lm_head)\..*"  # copies of the base's
-_PARTS = {
-    "embedding_norm.": r"(enorm|pre_fc_norm_embedding|token_layernorm)\.",
-    "state_norm.": r"(hnorm|pre_fc_norm_hidden|hidden_layernorm)\.",
-    "fc.": r"(eh_proj|fc|input_proj)\.",
-    "norm.": r"(shared_head\.norm|norm|final_layernorm)\.",
-}
-_MTP: Names = (
-    *UNUSED,
-    (_SHARED, DROPPED),
-    *((pattern, name) for name, pattern in _PARTS.items()),
-    (r"layers\.0\.", "decoder.layers.0."),
-    (r"layers\.\d+\.", DROPPED),  # of further MTP layers
-    (r"", "decoder.layers.0."),
+_PARTS = ("embedding_norm.", "state_norm.", "fc.", "norm.")
+_STYLES = (  # these parts as the layouts of MTP layers call them: of Qwen and Mellum, DeepSeek and GLM, MiMo
+    ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+    ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
+    ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
 )
 _BASE = r"(model\.)?(language_model\.)?(model\.)?"  # prefixes of a base's own tensors
 
@@ -64,6 +56,8 @@ OTHERS = (
     (r"hydra_(mlp|lm_head)\..*", "Hydra heads"),
     (r"Gemma4Assistant.*", "an assistant of Gemma 4, which reads its base's cache"),
 )
+# MTP layers that are not read, by the types of their models.
+_UNREAD_MTP = {"inkling": "Inkling", "mimo_v2": "MiMo-V2"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +78,7 @@ class ModuleLayout:
             beside = next((made for made in known if prefix and made.startswith(prefix)), None)
             if beside is not None and key.startswith(prefix):
                 return known[beside].removesuffix(beside.removeprefix(prefix)) + key.removeprefix(prefix)
-        plain = ((pattern.replace("\\", ""), prefix) for pattern, prefix in self.names if prefix not in _PLAIN)
+        plain = ((pattern.replace("\\", ""), prefix) for pattern, prefix in self.names if prefix != DROPPED)
         return next((one + key.removeprefix(prefix) for one, prefix in plain if key.startswith(prefix)), key)
 
 
@@ -212,13 +206,26 @@ def mtp_tensors(keys: Iterable[str], config: PreTrainedConfig, number: int = 0) 
     for prefix in prefixes:
         found = ((re.match(_BASE + prefix, key), key) for key in known)
         tensors = {key[match.end() :]: key for match, key in found if match}
-        if "fc." in {renamed(key, _MTP)[:3] for key in tensors}:
+        if _style(tensors):
             own = rf"layers\.{number}\."
             if number and prefix == prefixes[-1] and not any(re.match(own, key) for key in tensors):
                 return {}
             named = ((re.sub(rf"^{own}", "layers.0.", key), key, full) for key, full in tensors.items())
             return {name: full for name, key, full in named if not key.startswith("layers.") or re.match(own, key)}
     return {}
+
+
+def _style(keys: Iterable[str]) -> tuple[str, ...]:
+    """What the parts of an MTP layer are called, by its tensors; empty where there are none. `norm` may be another's."""
+    known = list(keys)
+    found = {style: sum(key.startswith(f"{own}.") for own in style[:3] for key in known) for style in _STYLES}
+    return max(found, key=lambda style: found[style]) if any(found.values()) else ()
+
+
+def unread_mtp(config: PreTrainedConfig) -> str:
+    """The family of a base whose MTP layers are recognised and not read; empty for others."""
+    kind = config.get_text_config(decoder=True).model_type
+    return next((name for start, name in _UNREAD_MTP.items() if kind.startswith(start)), "")
 
 
 def mtp_layers(config: PreTrainedConfig) -> int:
@@ -232,14 +239,23 @@ def mtp_layers(config: PreTrainedConfig) -> int:
 
 
 def mtp_layout(
-    keys: Iterable[str], base: PreTrainedConfig, width: int, given: Mapping[str, Any] | None = None, number: int = 0
+    tensors: Mapping[str, str],
+    base: PreTrainedConfig,
+    width: int,
+    given: Mapping[str, Any] | None = None,
+    number: int = 0,
 ) -> ModuleLayout:
-    """The layout of an MTP layer by the names of its tensors, without prefix; `given` is a config of its own.
+    """The layout of an MTP layer by its tensors, as of `mtp_tensors`; `given` is a config of its own.
 
     `number` is that of the layer, from 0, among several.
     """
-    known = set(keys)
-    reversed_ = "input_proj.weight" in known and given is None  # MiMo; speculators have the embedding first
+    style = _style(tensors)
+    reversed_ = "input_proj" in style and given is None  # MiMo; speculators have the embedding first
+    prefix = next(full.removesuffix(key) for key, full in tensors.items() if not key.startswith("layers."))
+    layer = f"{prefix}layers.{number}." if "fc" in style else prefix
+    parts = [(f"{prefix}{own}.", part) for own, part in zip(style, _PARTS, strict=True)]
+    parts.append((layer, "decoder.layers.0."))
+    names = ((re.escape(prefix) + _SHARED, DROPPED), *((re.escape(own), part) for own, part in parts))
     first = base.get_text_config(decoder=True)
     wiring = Wiring(
         kind=MTP,
@@ -250,7 +266,7 @@ def mtp_layout(
         norms=True,
         chains_normed=True,
     )
-    return ModuleLayout(wiring, _mtp_config(first, number), _MTP)
+    return ModuleLayout(wiring, _mtp_config(first, number), (*UNUSED, *names))
 
 
 def _mtp_config(config: PreTrainedConfig, number: int) -> PreTrainedConfig:
