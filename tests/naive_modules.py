@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-Kind = Literal["eagle1", "eagle3", "peagle-speculators", "peagle-specforge", "mtp-deepseek", "mtp-qwen", "mtp-mimo"]
+Kind = Literal[
+    "eagle1",
+    "eagle1-speculators",
+    "eagle3",
+    "peagle-speculators",
+    "peagle-specforge",
+    "mtp-deepseek",
+    "mtp-qwen",
+    "mtp-mimo",
+    "mtp-speculators",
+]
 Config = Mapping[str, Any]
 State = Mapping[str, Tensor]
 
@@ -24,6 +34,7 @@ MTP_NAMES = {
     "mtp-deepseek": ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
     "mtp-qwen": ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
     "mtp-mimo": ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
+    "mtp-speculators": ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
 }
 
 
@@ -70,7 +81,12 @@ def read_states(config: Config, layers: int) -> tuple[int, ...]:
 
 def mtp_prefix(kind: Kind, layers: int) -> str:
     """What the names of the tensors of an MTP module begin with."""
-    return {"mtp-deepseek": f"model.layers.{layers}.", "mtp-qwen": "mtp.", "mtp-mimo": "model.mtp_layers.0."}[kind]
+    return {
+        "mtp-deepseek": f"model.layers.{layers}.",
+        "mtp-qwen": "mtp.",
+        "mtp-mimo": "model.mtp_layers.0.",
+        "mtp-speculators": "mtp_layers.0.",
+    }[kind]
 
 
 def head_width(sizes: Config) -> int:
@@ -166,6 +182,10 @@ class NaiveModule:
             return (wide * (1.0 + weight.float())).to(x.dtype)
         return wide.to(x.dtype) * weight
 
+    def _norm_if_there(self, x: Tensor, name: str) -> Tensor:
+        """The norm of x; x itself if the module does not have this norm."""
+        return self._norm(x, name) if f"{name}.weight" in self.state else x
+
     def _first_state(self, state: Tensor) -> Tensor:
         """What a row of level 0 gets for the base's state: EAGLE-3 projects its parts to one, the others take it."""
         if self.kind not in EAGLE3:
@@ -182,6 +202,8 @@ class NaiveModule:
         """What the head gets, and what the row of the next level gets, from the output of the last layer."""
         if self.kind == "eagle1":
             return last, last
+        if self.kind == "eagle1-speculators":
+            return self._norm_if_there(last, "pre_lm_head_layernorm"), last
         if self.kind in EAGLE3:  # in the midlayer layout norm_output has this meaning only beside fc_norm
             normed = self._norm(last, "norm")
             after = self.config.get("norm_output") and (is_speculators(self.config) or self.fc_norm)
@@ -198,6 +220,14 @@ class NaiveModule:
         if self.kind == "eagle1":
             joined = [self._linear(torch.cat([embedding, state]), "fc") for embedding, state in pairs]
             return self._layer(joined, joined, "layers.0.")
+        if self.kind == "eagle1-speculators":
+            rows = []
+            for embedding, state in pairs:
+                embedding = self._norm_if_there(embedding, "embedding_layernorm")
+                state = self._norm_if_there(state, "hidden_states_layernorm")
+                rows.append(self._linear(torch.cat([embedding, state]), "fusion_fc"))
+            inputs = [self._norm_if_there(row, "transformer.input_layernorm") for row in rows]
+            return self._layer(inputs, rows, "transformer.")
         prefix = mtp_prefix(self.kind, self.layers)
         of_embedding, of_state, projection, _ = (prefix + name for name in MTP_NAMES[self.kind])
         rows = []
@@ -305,6 +335,12 @@ def random_state(kind: Kind, config: Config, layers: int, seed: int) -> dict[str
     if kind == "eagle1":
         shapes = {"fc.weight": (h, 2 * h)} | layer_shapes(kind, sizes, "layers.0.", h)
         shapes |= {"fc.bias": (h,)} if config.get("bias", True) else {}
+    elif kind == "eagle1-speculators":  # `layernorms` are those of HASS
+        shapes = {"fusion_fc.weight": (h, 2 * h)} | layer_shapes("eagle1", sizes, "transformer.", h)
+        shapes |= {"fusion_fc.bias": (h,)} if config["fusion_bias"] else {}
+        norms = ("embedding_layernorm", "hidden_states_layernorm", "transformer.input_layernorm")
+        for name in (*norms, "pre_lm_head_layernorm") if config["layernorms"] else ():
+            shapes[f"{name}.weight"] = (h,)
     elif kind in EAGLE3:
         shapes = eagle3_shapes(config, sizes, layers)
     else:

@@ -39,6 +39,8 @@ SIZES: dict[str, Any] = {
 SPECFORGE = {**SIZES, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": VOCAB}
 SPECULATORS = {"speculators_model_type": "eagle3", "transformer_layer_config": SIZES, "draft_vocab_size": VOCAB}
 IDS = "eagle_aux_hidden_state_layer_ids"
+EAGLE1 = {"speculators_model_type": "eagle", "transformer_layer_config": SIZES}
+MTP = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1, "transformer_layer_config": SIZES}
 
 
 def _inner(**changed: Any) -> dict[str, Any]:
@@ -53,6 +55,10 @@ CASES: dict[str, tuple[Kind, dict[str, Any]]] = {
     "eagle3, a part of the vocabulary": ("eagle3", {**SPECFORGE, "draft_vocab_size": 40}),
     "eagle3, norm_output of the trainer": ("eagle3", {**SPECFORGE, "norm_output": True}),
     "eagle3.1": ("eagle3", {**SPECFORGE, "fc_norm": True, "norm_output": True}),
+    "eagle1 of speculators": ("eagle1-speculators", {**EAGLE1, "fusion_bias": False, "layernorms": False}),
+    "eagle1 of speculators, normed": ("eagle1-speculators", {**EAGLE1, "fusion_bias": True, "layernorms": True}),
+    "mtp of speculators": ("mtp-speculators", MTP),
+    "speculators, eagle3.1": ("eagle3", {**SPECULATORS, "fc_norm": True, "norm_output": True, IDS: [2, 4, 5]}),
     "speculators": ("eagle3", {**SPECULATORS, IDS: [1, 3, 6]}),
     "speculators, normed": ("eagle3", {**SPECULATORS, "norm_before_residual": True, "norm_before_fc": True}),
     "speculators, norm_output": ("eagle3", {**SPECULATORS, "norm_output": True, "draft_vocab_size": 50}),
