@@ -24,7 +24,7 @@ from treeopt.models.draft_module import DraftModule, layout_of
 from treeopt.verify.levels import LevelSession
 
 OF_TRANSFORMERS = ("deepseek_v3", "glm4_moe", "mellum")
-# Their configs in transformers do not say that they have MTP layers; its MTP model is made of their decoder layers, too.
+# Their configs in transformers do not say that they have MTP layers; its MTP model takes their decoder layers, too.
 TOLD = ("glm4_moe_lite", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 

@@ -216,7 +216,7 @@ def mtp_tensors(keys: Iterable[str], config: PreTrainedConfig, number: int = 0) 
 
 
 def _style(keys: Iterable[str]) -> tuple[str, ...]:
-    """What the parts of an MTP layer are called, by its tensors; empty where there are none. `norm` may be another's."""
+    """What the parts of an MTP layer are called, by its tensors but the last norm; empty where there are none."""
     known = list(keys)
     found = {style: sum(key.startswith(f"{own}.") for own in style[:3] for key in known) for style in _STYLES}
     return max(found, key=lambda style: found[style]) if any(found.values()) else ()
