@@ -5,10 +5,10 @@
 
 Drafters are learned and trees built on the first half of the prompts, and evaluated on the second by replay, which
 equals decoding step by step: tokens per step at 8, 16, 32 and 64 nodes. EAGLE-2's trees have the depth and top-k of a
-grid that is best on texts of the first half. Goals: the head alone at least 1.35 times the Medusa heads alone;
-`eagle+ngram` at least `heads+ngram`; static and per-step trees at least 3 % over EAGLE-2's. The folder of smollm2 is
-that of `python bench/smollm2.py build/smollm2`; it runs in bfloat16. The hybrid of tests/data drafts by its MTP layer,
-and has no heads.
+grid that is best on texts of the first half; a line for each size has what all of them give. Goals: the head alone at
+least 1.35 times the Medusa heads alone; `eagle+ngram` at least `heads+ngram`; static and per-step trees at least 3 %
+over EAGLE-2's. The folder of smollm2 is that of `python bench/smollm2.py build/smollm2`; it runs in bfloat16. The
+hybrid of tests/data drafts by its MTP layer, and has no heads.
 
 A block drafter (--draft FOLDER, as of calibration/recipes/pocket-dflash.yaml) is compared with DDTree, the likeliest
 nodes by the product of its own probabilities: goals are 3 % for static trees, 5 % per step, and 10 % for `block+ngram`
@@ -65,7 +65,12 @@ def eagle2(pair: Pair, draft: Base, half: Half, sizes: Sequence[int], *, tiny: b
     texts = [text for text in answers(pair, pair.second_half) if text.prompt_id in kept]
     grid = [(depth, top_k) for depth in DEPTHS for top_k in TOP_KS][: 2 if tiny else None]
     traced = {one: per_step_traces(pair.base, eagle2_drafter(pair.base, draft, *one), known) for one in grid}
-    best = [max(grid, key=lambda one: tokens_per_step(traced[one], nodes)) for nodes in sizes]
+    best = []
+    for nodes in sizes:
+        found = {one: tokens_per_step(traced[one], nodes) for one in grid}
+        listed = ", ".join(f"{depth}/{top_k} {found[depth, top_k]:.3f}" for depth, top_k in grid)
+        print(f"EAGLE-2's grid on {len(known)} texts, {nodes} nodes, depth/top-k: {listed}", flush=True)
+        best.append(max(grid, key=lambda one: found[one]))
     evaluated = {one: per_step_traces(pair.base, eagle2_drafter(pair.base, draft, *one), texts) for one in set(best)}
     pairs = zip(best, sizes, strict=True)
     return [(tokens_per_step(evaluated[one], nodes), f"depth {one[0]}, top-k {one[1]}") for one, nodes in pairs]
