@@ -34,6 +34,8 @@ from treeopt.models.base import Base
 from treeopt.models.draft_module import kind_of
 from treeopt.policy import Plan, TreePolicy
 from treeopt.schedule import Schedule, ScheduledPlan
+from treeopt.texts.encode import Text
+from treeopt.texts.prompts import Prompt
 from treeopt.tree import Tree
 
 NEW = 24
@@ -178,7 +180,7 @@ def test_sampled_texts(kind: str) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("depth", "top_k", "nodes"), [(3, 4, 8), (4, 3, 31), (1, 5, 4)])
+@pytest.mark.parametrize(("depth", "top_k", "nodes"), [(3, 4, 8), (4, 3, 31), (3, 2, 8), (1, 5, 4)])
 def test_trees_of_eagle2(depth: int, top_k: int, nodes: int) -> None:
     """Of all nodes that a beam of k reaches, each with k children, the tree has those with the largest products."""
     base = tiny_base("llama", 1, vocab_size=VOCAB)
@@ -324,6 +326,23 @@ def test_tokens_outside_the_draft_vocabulary() -> None:
     assert outside_shares(draft, texts) == {"all": expected}
     assert outside_shares(tiny_module(base, "eagle3", 2), texts) == {}
     assert outside_shares(tiny_module(base, "mtp", 2), texts) == outside_shares(None, texts) == {}
+
+
+def test_tokens_outside_by_category() -> None:
+    """Texts of a category count together; those without one are in the share of all texts alone."""
+    base = tiny_base("llama", 1, vocab_size=VOCAB)
+    draft = tiny_module(base, "eagle3", 2, vocabulary=8)
+    inside = draft.model.token_map.tolist()
+    outside = [token for token in range(VOCAB) if token not in inside]
+    answers = [
+        ("code", [inside[0], outside[0], outside[1], inside[1]]),
+        ("talk", [outside[2], outside[0]]),
+        ("code", [inside[2], inside[2], inside[3], inside[4]]),
+        (None, [outside[3], inside[5]]),
+    ]
+    prompts = [Prompt(f"set:{i}", None, "1", None, category) for i, (category, _) in enumerate(answers)]
+    texts = [Text(prompt.id, [1], answer, prompt) for prompt, (_, answer) in zip(prompts, answers, strict=True)]
+    assert outside_shares(draft, texts) == {"all": 5 / 12, "code": 2 / 8, "talk": 1.0}
 
 
 def test_traced_ranks_are_those_of_candidates() -> None:

@@ -113,8 +113,8 @@ def _load_mtp(base: Base) -> Base:
     tensors, unread = mtp_tensors(loaders, config), unread_mtp(config)
     other = [key for key in loaders if re.search(r"(^|\.)mtp\w*\.", key)]
     if not tensors or unread:
-        layout = f"{unread}'s, which is not read" if unread else f"another one, with tensors such as {listed(other)}"
-        why = f"its layout is {layout}" if other else "it has no tensors of one"
+        kind = f"{unread}'s, which is not read" if unread else f"another one, with tensors such as {listed(other)}"
+        why = f"its layout is {kind}" if other else "it has no tensors of one"
         what = f"the checkpoint of {base.name} ({config.model_type}) has no MTP layer that treeopt reads"
         fix = "--draft FOLDER of an EAGLE head or a draft model, or without --draft --drafter ngram"
         raise TreeoptError(Code.DRAFT_INVALID, what, why=why, fix=fix)

@@ -43,7 +43,8 @@ _EAGLE: Names = (
 )
 _SHARED = r"(shared_head\.head|embed_tokens|lm_head)\..*"  # copies of the base's
 _PARTS = ("embedding_norm.", "state_norm.", "fc.", "norm.")
-_STYLES = (  # these parts as the layouts of MTP layers call them: of Qwen and Mellum, DeepSeek and GLM, MiMo
+# What the layouts of MTP layers call these parts: Qwen's and Mellum's, DeepSeek's and GLM's, MiMo's and speculators'.
+_STYLES: tuple[tuple[str, ...], ...] = (
     ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
     ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
     ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
