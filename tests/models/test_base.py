@@ -181,7 +181,7 @@ def damaged() -> Iterator[tuple[str, Callable[[Path], object], Code, str]]:
     yield "truncated", lambda folder: os.truncate(folder / WEIGHTS, 5000), model, "deserializing header"
     yield "empty weights", lambda folder: os.truncate(folder / WEIGHTS, 0), model, "header too small"
     yield "another architecture", config(model_type="gpt2"), model, "does not have all weights of GPT2LMHeadModel"
-    yield "no language model", config(model_type="t5"), model, "T5Config"
+    yield "no language model", config(model_type="t5"), model, "(t5) is no causal language model"
     yield "unknown architecture", config(model_type="nosuch"), model, "nosuch"
     yield "model type a number", config(model_type=5), model, "`5`"
     yield "size a text", config(hidden_size="many"), model, "expected int, got str (value: 'many')"

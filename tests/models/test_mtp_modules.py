@@ -138,7 +138,9 @@ def test_step_3_7_is_no_causal_language_model(tmp_path: Path) -> None:
     with pytest.raises(TreeoptError, match=r"\(step3p7\) is no causal language model") as caught:
         load_base(str(tmp_path))
     assert caught.value.code is Code.MODEL_INVALID
-    assert caught.value.why == "transformers has it as Step3p7ForConditionalGeneration only"
+    assert caught.value.why == (
+        "transformers has no causal language model of this type; config.json names Step3p7ForConditionalGeneration"
+    )
 
 
 @torch.inference_mode()

@@ -126,7 +126,8 @@ def not_loadable(name: str, error: Exception, folder: Path | None = None) -> Tre
     if folder is not None and "for this kind of AutoModel" in why:
         config = read_config(folder / _SETTINGS[0])
         what = f"{name} ({config.get('model_type')}) is no causal language model, and treeopt loads no others"
-        why = f"transformers has it as {', '.join(config.get('architectures') or ['another class'])} only"
+        named = ", ".join(config.get("architectures") or ["no class"])
+        why = f"transformers has no causal language model of this type; config.json names {named}"
     return TreeoptError(Code.MODEL_INVALID, what, why=why)
 
 
