@@ -28,8 +28,7 @@ from treeopt.texts.prompts import load_prompts
 
 def taus_and_shares(base: Base, draft: Base, texts: list[Text], known: int) -> tuple[list[float], Tensor]:
     """Tokens per step at each size, by so many tokens of a level, and the share of probability that they have."""
-    eagle2._KNOWN = known
-    proposer = eagle2.ddtree_drafter(base, draft)
+    proposer = eagle2.ddtree_drafter(base, draft, known)
     packed, shares = proposer.pack, list[Tensor]()
 
     def pack(logits: Tensor) -> Observed:

@@ -245,21 +245,24 @@ def measured(base: Base, draft: Draft, texts: Sequence[Text]) -> Hits:
     return hits_of(base, variant, texts, kept_states(base, texts, sorted(set(variant.reads))))
 
 
-def matrix(base: Base, draft: Draft, kind: str, sets: Sequence[Sequence[Text]]) -> tuple[int, int, int]:
-    """Print a row for each fault; the faults that count, the cases of these, and those that were named."""
+def matrix(base: Base, draft: Draft, kind: str, sets: Sequence[Sequence[Text]], folder: Path) -> tuple[int, int, int]:
+    """Print a row for each fault; the faults that count, the cases of these, and those that were named.
+
+    Faulty files are written into a folder.
+    """
     counted = cases = named = 0
     files = None if isinstance(draft, MedusaHeads) or draft.name == MTP else find_base(draft.name)
     faults = planted(base, draft, files is not None)
-    place = Path(tempfile.mkdtemp()) / "faulty"
-    faults = itertools.chain(faults, planted_in_files(base, files, place)) if files is not None else faults
+    faults = itertools.chain(faults, planted_in_files(base, files, folder)) if files is not None else faults
     both = [text for texts in sets for text in texts]
-    sound = shares(measured(base, draft, both))
+    sound = measured(base, draft, both)
     for fault, faulty, undone in faults:
         if isinstance(faulty, Base) and isinstance(draft, Base) and isinstance(draft.model, DraftModule):
             same_route(faulty, draft)
         faulty_hits = measured(base, faulty, both)
-        if not lowers(measured(base, draft, both), faulty_hits):
-            print(f"{kind}\t{fault}\t{sound}\t{shares(faulty_hits)}\t\twithout effect", flush=True)
+        figures = f"{shares(sound)}\t{shares(faulty_hits)}"
+        if not lowers(sound, faulty_hits):
+            print(f"{kind}\t{fault}\t{figures}\t\twithout effect", flush=True)
             continue
         counted += 1
         said, cured = [], list[str]()
@@ -272,7 +275,7 @@ def matrix(base: Base, draft: Draft, kind: str, sets: Sequence[Sequence[Text]]) 
             cases += 1
             named += best in undone
         shown = " | ".join(dict.fromkeys(said))
-        print(f"{kind}\t{fault}\t{sound}\t{shares(faulty_hits)}\t{cured[0] if cured else ''}\t{shown}", flush=True)
+        print(f"{kind}\t{fault}\t{figures}\t{cured[0] if cured else ''}\t{shown}", flush=True)
     return counted, cases, named
 
 
@@ -341,7 +344,8 @@ def main() -> None:
         if given.only not in (None, name):
             continue
         sets = text_sets(base, prompts, SEEN if name.startswith("smollm2") else 0, tiny=given.tiny)
-        found = matrix(base, draft, name, sets)
+        with tempfile.TemporaryDirectory() as folder:
+            found = matrix(base, draft, name, sets, Path(folder))
         kinds[name] = found[0]
         totals = [one + more for one, more in zip(totals, found, strict=True)]
         drafts: list[Draft] = [draft] * len(sets)

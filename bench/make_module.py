@@ -13,7 +13,8 @@ in one more epoch.
 Writes into FOLDER the module in bfloat16 and `losses.json`: an EAGLE-3 head in the layout of SpecForge and SGLang; the
 tensors of an MTP layer in `model-mtp.safetensors` with an index, for the folder of the base. Also the texts (*.jsonl)
 and `training.pt`, the state of an unfinished run, which are not part of the module. An interrupted run, or one that has
-used its minutes, goes on from there. With `--all-states` the weights at every fiftieth step are `weights-STEP.pt`.
+used its minutes, goes on from there. With `--all-states` the weights are kept at every fiftieth step and at the end of
+epochs, as `weights-STEP.pt`.
 """
 
 from __future__ import annotations
@@ -444,7 +445,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
     parser.add_argument("--minutes", type=float, default=100.0, help="stop after so many")
-    parser.add_argument("--all-states", action="store_true", help="keep the weights at every fiftieth step")
+    parser.add_argument(
+        "--all-states", action="store_true", help="keep the weights at every fiftieth step and at the end of epochs"
+    )
     parser.add_argument("--device", default="cpu", help="cpu, cuda, ...")
     given = parser.parse_args()
     recipe = check(strict_yaml.load(given.recipe), ModuleRecipe, SCHEMA)

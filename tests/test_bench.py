@@ -39,7 +39,7 @@ CALLS = {
     "calls": ["--shared {shared}"],
     "ddtree": [""],
     "decode": ["--shared {shared}"],
-    "doctor": ["--only heads"],
+    "doctor": ["--only heads", "--only eagle"],
     "drafting": [TABLE, "terms --shared {shared}", "speed --model pocket --shared {shared}", "cost"],
     "drafting_kernel": [""],
     "dynamic_trees": [""],

@@ -346,6 +346,18 @@ def test_chat_template_that_is_missing(
     assert "without the chat template" not in [one.hits.name for one in found.others]
 
 
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{{ '' }}", "{{ messages[0]['content'] }}"])
+def test_chat_template_that_cannot_be_tried(
+    pocket: tuple[Base, MedusaHeads, list[Text]], monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    """A template that refuses the messages, gives no text or gives the same text has no row."""
+    base, heads, _ = pocket
+    monkeypatch.setattr(base.tokenizer, "chat_template", template, raising=False)
+    rows = as_prompt_set([{"messages": [{"role": "user", "content": text}]} for text in CODE[:6]])
+    found = diagnose(base, heads, rows, AnswerOptions(8, chat_template=False), texts=True)
+    assert [one.hits.name for one in found.others] == ["sampled answers", "in bfloat16"]
+
+
 def copied_head(folder: Path) -> Path:
     return Path(shutil.copytree(pocket_folder().with_name("pocket-eagle3"), folder))
 
@@ -362,8 +374,13 @@ def test_another_tokenizer(pocket: tuple[Base, MedusaHeads, list[Text]], tmp_pat
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     [cause] = findings_in_files(base, load_draft(str(folder), base))
     assert cause == f"{folder} was made for another tokenizer: 2 of its tokens have other numbers here"
-    (folder / "tokenizer.json").write_text("{")
-    assert findings_in_files(base, load_draft(str(folder), base)) == []
+    tokenizer["model"] = {"type": "Unigram", "vocab": [[token, 0.0] for token in (other, one)]}
+    tokenizer["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "2 of its tokens" in findings_in_files(base, load_draft(str(folder), base))[0]
+    for broken in ("{", "[]", '{"model": {"vocab": 1}}', '{"model": {"vocab": [1]}}'):
+        (folder / "tokenizer.json").write_text(broken)
+        assert findings_in_files(base, load_draft(str(folder), base)) == []
 
 
 @pytest.mark.parametrize("as_tokens", [False, True])
@@ -388,7 +405,7 @@ def test_draft_vocabulary_of_a_trained_head(
         with pytest.raises(TreeoptError) as raised:
             load_draft(str(folder), base)
         assert raised.value.code is Code.DRAFT_INVALID
-        assert "its d2t seems to hold tokens" in raised.value.fix
+        assert "its d2t holds tokens" in raised.value.fix
         return
     found = diagnose(base, load_draft(str(folder), base), as_prompt_set(CODE), AnswerOptions(16), texts=False)
     assert any("are not in the draft vocabulary" in cause for cause in found.causes)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from treeopt.errors import TreeoptError
 from treeopt.evaluate.learn_drafter import outside_shares
 from treeopt.evaluate.wiring import (
     ERRORS,
@@ -170,11 +172,11 @@ def _sets(
     if given is not None:
         yield GIVEN, encode_prompts(base, given, most, chat_template=template, scored=True).texts
     if getattr(base.tokenizer, "chat_template", None):
-        other = encode_prompts(base, prompts, most, chat_template=not template).texts
-        yield (
-            (NO_TEMPLATE if template else TEMPLATE),
-            _answered(base, other, dataclasses.replace(options, chat_template=not template)),
-        )
+        other, changed = list[Text](), dataclasses.replace(options, chat_template=not template)
+        with contextlib.suppress(TreeoptError):  # such as a template that refuses these messages
+            other += encode_prompts(base, prompts, most, chat_template=not template).texts
+        if other and [text.prompt for text in other] != [text.prompt for text in encoded]:
+            yield (NO_TEMPLATE if template else TEMPLATE), _answered(base, other, changed)
 
 
 def _answered(base: Base, prompts: Sequence[Text], options: AnswerOptions) -> list[Text]:

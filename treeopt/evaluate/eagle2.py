@@ -43,9 +43,9 @@ def eagle2_drafter(base: Base, draft: Base, depth: int, top_k: int) -> ModelProp
     return proposer
 
 
-def ddtree_drafter(base: Base, draft: Base) -> BlockProposer | ModelProposer:
+def ddtree_drafter(base: Base, draft: Base, known: int = _KNOWN) -> BlockProposer | ModelProposer:
     """The drafter whose per-step trees are DDTree's; probabilities that depend on the token above are taken as such."""
-    known = min(_KNOWN, draft.vocab_size)
+    known = min(known, draft.vocab_size)
     record = Drafter.model_only(most_levels(draft.model), known, draft.fingerprint, BLOCK)
     proposer = proposer_for(base, None, record, draft)
     assert isinstance(proposer, (BlockProposer, ModelProposer))

@@ -9,12 +9,12 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedConfig
 
 from treeopt.defaults import BLOCK, EAGLE, MODEL, MTP
 from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes
 from treeopt.models.base import DTYPES, Base, load_base
 from treeopt.models.block_layouts import block_layout, check_mask, is_block
 from treeopt.models.block_module import BlockModule, BlockWiring
@@ -179,8 +179,9 @@ def _made_for(name: str, base: Base, config: Mapping[str, Any]) -> Iterator[str]
 def _other_tokens(name: str, base: Base, folder: Path) -> Iterator[str]:
     """A warning where the tokenizer beside a module gives tokens other numbers than the base's does."""
     of_base, own = {} if base.tokenizer is None else base.tokenizer.get_vocab(), dict[str, int]()
-    with contextlib.suppress(Exception):  # the types that tokenizers raise vary, and a module needs none
-        own = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+    with contextlib.suppress(TreeoptError, ValueError, LookupError, TypeError):  # a module needs no tokenizer
+        found = parse_json(read_bytes(folder / "tokenizer.json", MOST_SETTINGS))["model"]["vocab"]
+        own = found if isinstance(found, dict) else {token: number for number, (token, _) in enumerate(found)}
     if other := sum(of_base.get(token, number) != number for token, number in own.items()):
         yield f"warning: {name} was made for another tokenizer: {other} of its tokens have other numbers here"
 
@@ -301,8 +302,9 @@ def _tokens(name: str, base: Base, state: State, count: int) -> Tensor:
         fits = int(inside.bool().sum()) == count and bool(inside.bool()[tokens].all())
     if not fits:
         what = f"{name} has a d2t that is not {count} distances to different tokens of the base's {base.vocab_size}"
-        rises = whole and bool((offsets.diff() > 0).all())  # as tokens do, in the order of the module's own numbers
-        fix = "its d2t seems to hold tokens: subtract each one's own number, 0, 1, .." if rises else ""
+        marked = [] if inside is None else inside.flatten().bool().nonzero().flatten().tolist()
+        is_tokens = bool(marked) and sorted(offsets.flatten().tolist()) == marked
+        fix = "its d2t holds tokens: subtract each one's own number, 0, 1, .." if is_tokens else ""
         raise TreeoptError(Code.DRAFT_INVALID, what, why="or its t2d marks other tokens", fix=fix)
     return tokens
 
