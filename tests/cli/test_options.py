@@ -313,7 +313,7 @@ SEVERAL_TEXTS = {
     *("--calibration", "--profile", "--output", "--kind", "--temperature", "--draft", "--heads", "--model"),
     *("--acceptance", "--for", "--force", "--resume", "--largest", "--num-heads", "--repeats"),
     *("--seed", "--levels", "--learn-tokens", "--shared-lm-head", "--memory"),
-    *("--tree", "--title"),
+    *("--tree", "--title", "--limit"),
 }
 
 
