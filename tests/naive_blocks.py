@@ -130,6 +130,7 @@ class NaiveBlock:
         self.head = self.state.get("lm_head.weight", lm_head).float()
         self.theta, self.confidence_normed = rope_theta(self.sizes), True
         self.causal = bool(setting(config, "causal_head", False) or setting(config, "causal", False))
+        # What is not written here is refused: a reference that guessed would prove nothing.
         for key, harmless in UNKNOWN.items():
             if setting(config, key) not in harmless:
                 raise NotImplementedError(f"{key} is not here")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from chances import ALPHA, counted, p_value, small_base, text_probabilities
+from conftest import ROOT_FOLDER
 from decoding import stock
 from drafters import answered, prompts_of
 from helpers import random_tree
@@ -28,7 +29,7 @@ from treeopt.drafting.model import DRAFT_MODEL_SOURCE
 from treeopt.drafting.module import ModuleProposer
 from treeopt.drafting.trace import draft_sources, positions_of, states_for
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.eagle2 import eagle2_drafter
+from treeopt.evaluate.eagle2 import DEPTHS, TOP_KS, eagle2_drafter
 from treeopt.evaluate.learn_drafter import outside_shares
 from treeopt.models.base import Base
 from treeopt.models.draft_module import kind_of
@@ -208,6 +209,14 @@ def test_trees_of_eagle2(depth: int, top_k: int, nodes: int) -> None:
     for token, parent in zip(grown.tokens[0].tolist(), grown.parents[0].tolist(), strict=True):
         found.append((*found[parent], token))
     assert set(found[1:]) == set(expected)
+
+
+def test_the_page_names_the_grid() -> None:
+    """A baseline is as good as its grid: what it has is on the page, and the bench prints all of it."""
+    page = (ROOT_FOLDER / "docs" / "eagle-mtp.md").read_text()
+    assert f"a grid (top-k {', '.join(map(str, TOP_KS))}" in " ".join(page.split())
+    printed = (ROOT_FOLDER / "docs" / "figures" / "modules-pocket.txt").read_text()
+    assert all(f" {depth}/{top_k} " in printed for depth in DEPTHS for top_k in TOP_KS)
 
 
 def _logits_after(draft: Base, states: torch.Tensor, ids: list[int], path: tuple[int, ...]) -> torch.Tensor:

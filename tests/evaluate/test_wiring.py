@@ -21,8 +21,9 @@ from tiny_modules import BLOCKS, tiny_module
 from treeopt.drafting.block import ConditionalSession
 from treeopt.drafting.trace import positions_of
 from treeopt.errors import Code, TreeoptError
+from treeopt.evaluate import diagnosis
 from treeopt.evaluate import wiring as checked
-from treeopt.evaluate.diagnosis import diagnose, findings_in_files, findings_of_heads
+from treeopt.evaluate.diagnosis import diagnose, findings_in_files, findings_of_heads, measured
 from treeopt.evaluate.wiring import (
     ERRORS,
     LEAST,
@@ -85,7 +86,9 @@ def test_rule_at_its_edge(above: bool) -> None:
 def test_verdicts() -> None:
     """As trained, another wiring with who reads it so, and too weak for any."""
     sound, better = hits("as wired", *[(40, 100)] * 20), hits("norms as 1 + w", *[(60, 100), (61, 100)] * 10)
-    assert WiringCheck(sound, (sound,), 0.2).verdict.startswith("as trained")
+    said = WiringCheck(sound, (sound,), 0.2).verdict
+    assert said.startswith("as trained: none of 1 other wiring fits better; level 1 is right 40.0% of the time")
+    assert said.endswith("a guess by the last token 20.0%")
     found = WiringCheck(sound, (hits("x", *[(50, 100)] * 20), better), 0.2)
     assert [one.name for one in found.better] == ["norms as 1 + w", "x"]
     assert found.verdict.startswith("norms as 1 + w: fits better by 20.5%")
@@ -344,6 +347,27 @@ def test_chat_template_that_is_missing(
     found = diagnose(base, heads, as_prompt_set(rows), AnswerOptions(24, chat_template=False), texts=True)
     assert any(cause.startswith("the drafter fits text with the chat template better") for cause in found.causes)
     assert "without the chat template" not in [one.hits.name for one in found.others]
+
+
+def test_turns_of_the_other_template(
+    pocket: tuple[Base, MedusaHeads, list[Text]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dialogue's later turns are rendered as the first one is: all with the template, or all without."""
+    base, heads, _ = pocket
+    template = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+    monkeypatch.setattr(base.tokenizer, "chat_template", template, raising=False)
+    rows = [{"turns": ["import os", f"import sys{i}"]} for i in range(6)]
+    shown: dict[str, list[str]] = {}
+
+    def kept(base: Base, draft: Any, texts: Any, name: str) -> Any:
+        shown[name] = [base.tokenizer.decode(text.prompt) for text in texts if text.turn > 1]
+        return measured(base, draft, texts, name)
+
+    monkeypatch.setattr(diagnosis, "measured", kept)
+    diagnose(base, heads, as_prompt_set(rows), AnswerOptions(8), texts=True)
+    assert shown["without the chat template"]
+    assert not any("<" in text for text in shown["without the chat template"])
+    assert all("<" in text for text in shown["sampled answers"])
 
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{{ '' }}", "{{ messages[0]['content'] }}"])
