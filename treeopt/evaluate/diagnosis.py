@@ -152,6 +152,7 @@ def compare_texts(
         return found  # such a model is not copied
     copied = base.in_dtype(dtype)
     other = measured(copied, _beside(copied, draft, dtype), own, f"in {dtype}")
+    progress(4, 4, other.name)
     mean, error = other.gain(first)
     finding = f"the drafter fits {dtype} better" if other.fits_better(first) else ""
     return [*found, TextHits(other, mean, error, finding)]
