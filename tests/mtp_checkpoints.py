@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     DeepseekV3Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
@@ -20,6 +21,7 @@ from transformers import (
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
+    Step3p7Config,
 )
 
 VOCAB, WIDTH = 96, 32
@@ -78,20 +80,38 @@ def configs() -> dict[str, PreTrainedConfig]:
             mtp_num_hidden_layers=1,
         ),
         "mimo": Qwen2Config(**_COMMON, num_hidden_layers=3, num_nextn_predict_layers=1),
+        "step3p7": step(3, 2),
     }
 
 
-def write(folder: Path, family: str, seed: int = 0, count: int = 1) -> None:
-    """Save a base model of random weights with its MTP layers, under the names that the family publishes."""
+def step(layers: int, of_mtp: int, heads: int = 4) -> PreTrainedConfig:
+    """Step-3.7's: its sliding layers, as those of MTP are, may have other numbers of heads."""
+    kinds = ["full_attention", "sliding_attention", "full_attention", *["sliding_attention"] * (layers + of_mtp - 3)]
+    text = _COMMON | _EXPERTS | dict.fromkeys(("bos_token_id", "eos_token_id"))
+    text |= {"num_hidden_layers": layers, "layer_types": kinds, "moe_layers_enum": "1,2", "sliding_window": 8}
+    text |= {"head_dim": 8, "n_routed_experts": 4, "share_expert_dim": 16, "pad_token_id": 1}
+    vision = {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14}
+    more = {"num_sliding_attention_heads": heads, "num_nextn_predict_layers": of_mtp}
+    return Step3p7Config(text_config=text | more, vision_config=vision)
+
+
+def write(folder: Path, family: str, seed: int = 0, count: int = 1, heads: int = 4) -> None:
+    """Save a base model of random weights with its MTP layers, under the names that the family publishes.
+
+    Step-3.7's sliding layers have so many `heads`.
+    """
     config = configs()[family]
-    setattr(config, "mtp_num_hidden_layers" if family.startswith("qwen3") else "num_nextn_predict_layers", count)
-    layers = config.num_hidden_layers
+    layers = config.get_text_config().num_hidden_layers
+    if family == "step3p7":
+        config, more = step(layers, count, heads), step(layers + count, 0, heads)
+    else:
+        setattr(config, "mtp_num_hidden_layers" if family.startswith("qwen3") else "num_nextn_predict_layers", count)
+        more = copy.deepcopy(config)
+        more.num_hidden_layers = layers + count
+        for key in ("layer_types", "mlp_layer_types"):
+            if kinds := getattr(config, key, None):
+                setattr(more, key, [*kinds, *["full_attention" if key == "layer_types" else kinds[-1]] * count])
     state = _weights(config, folder, seed)
-    more = copy.deepcopy(config)
-    more.num_hidden_layers = layers + count
-    for key in ("layer_types", "mlp_layer_types"):
-        if kinds := getattr(config, key, None):
-            setattr(more, key, [*kinds, *["full_attention" if key == "layer_types" else kinds[-1]] * count])
     last, chance = _weights(more, folder / "more", seed + 1), torch.Generator().manual_seed(seed)
     for number in range(count):
         place = f"layers.{layers + number}."
@@ -103,7 +123,8 @@ def write(folder: Path, family: str, seed: int = 0, count: int = 1) -> None:
 def _weights(config: PreTrainedConfig, folder: Path, seed: int) -> dict[str, Tensor]:
     """The tensors of a model of random weights, saved in a folder; experts one by one, as in published checkpoints."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    kind = AutoModelForImageTextToText if isinstance(config, Step3p7Config) else AutoModelForCausalLM
+    model = kind.from_config(config, dtype=torch.float32)
     for weight in model.parameters():
         weight.data = (
             torch.randn_like(weight) * 0.15 if weight.dim() > 1 else weight.data + torch.randn_like(weight) * 0.1
@@ -142,7 +163,7 @@ def _published(
         return center + 0.1 * torch.randn(WIDTH, generator=chance)
 
     project = 0.2 * torch.randn(WIDTH, 2 * WIDTH, generator=chance)
-    if family in ("deepseek_v3", "glm4_moe", "glm4_moe_lite"):
+    if family in ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "step3p7"):
         place = f"model.layers.{layers + number}."
         return {
             **{place + key: one for key, one in layer.items()},

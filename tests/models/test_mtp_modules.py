@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny import tiny_base
 from tiny_modules import tiny_module
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Step3p7Config, Step3p7ForConditionalGeneration
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
@@ -23,7 +23,7 @@ from treeopt.models.draft_files import load_draft
 from treeopt.models.draft_module import DraftModule, layout_of
 from treeopt.verify.levels import LevelSession
 
-OF_TRANSFORMERS = ("deepseek_v3", "glm4_moe", "mellum")
+OF_TRANSFORMERS = ("deepseek_v3", "glm4_moe", "mellum", "step3p7")
 # Their configs in transformers do not say that they have MTP layers; its MTP model takes their decoder layers, too.
 TOLD = ("glm4_moe_lite", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
@@ -42,7 +42,7 @@ def test_reads_every_family(loaded: tuple[str, Base]) -> None:
     draft = load_draft("mtp", base)
     assert isinstance(draft.model, DraftModule)
     assert draft.model.wiring.kind == "mtp"
-    assert draft.model.wiring.reads == (base.model.config.num_hidden_layers,)
+    assert draft.model.wiring.reads == (base.layers,)
     assert draft.model.wiring.state_first == (family == "mimo")
 
 
@@ -53,6 +53,7 @@ NAMED = {  # tensors of the MTP layer as its family publishes them: four parts, 
     "deepseek_v3": [f"model.layers.3.{name}.weight" for name in _BY_NUMBER],
     "glm4_moe": [f"model.layers.3.{name}.weight" for name in _BY_NUMBER],
     "glm4_moe_lite": [f"model.layers.3.{name}.weight" for name in _BY_NUMBER],
+    "step3p7": [f"model.layers.3.{name}.weight" for name in (*_BY_NUMBER[:-1], "mlp.up_proj")],
     "mellum": [f"mtp.{name}.weight" for name in (*_OF_QWEN, "layers.0.mlp.experts.1.up_proj")],
     "qwen3_next": [f"mtp.{name}.weight" for name in (*_OF_QWEN, "layers.0.mlp.experts.1.up_proj")],
     "qwen3_5_moe_text": [f"mtp.{name}.weight" for name in (*_OF_QWEN, "layers.0.mlp.experts.1.up_proj")],
@@ -129,30 +130,24 @@ def test_layers_that_are_not_read_are_named(
     assert refused(base, state | layer, tmp_path).why == f"its layout is {title}'s, which is not read"
 
 
-def test_step_3_7_is_no_causal_language_model(tmp_path: Path) -> None:
-    """transformers has it with its encoder of images only, which the error says."""
-    text = {**_FAMILY, "share_expert_dim": 16, "num_nextn_predict_layers": 1}
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = Step3p7Config(text_config=text, vision_config={**vision, "image_size": 28})
-    Step3p7ForConditionalGeneration(config).save_pretrained(tmp_path)
-    with pytest.raises(TreeoptError, match=r"\(step3p7\) is no causal language model") as caught:
-        load_base(str(tmp_path))
-    assert caught.value.code is Code.MODEL_INVALID
-    assert caught.value.why == (
-        "transformers has no causal language model of this type; config.json names Step3p7ForConditionalGeneration"
-    )
+def test_heads_of_step_3_7_are_those_of_its_tensors(tmp_path: Path) -> None:
+    """Its MTP layers may have another number of heads than most layers, as its sliding ones have."""
+    write(tmp_path, "step3p7", count=2, heads=2)
+    draft = load_draft("mtp", load_base(str(tmp_path), dtype="float32"))
+    assert [layer.self_attn.num_heads for layer in draft.model.decoder.layers] == [2]
+    assert layout_of(draft.model) == "MTP (step3p5), 2 layers"
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("family", "count"),
-    [*((family, 1) for family in (*OF_TRANSFORMERS, *TOLD)), ("deepseek_v3", 3), ("glm4_moe", 3)],
+    [*((family, 1) for family in (*OF_TRANSFORMERS, *TOLD)), ("deepseek_v3", 3), ("glm4_moe", 3), ("step3p7", 3)],
 )
 def test_drafts_are_those_of_transformers(family: str, count: int, tmp_path: Path) -> None:
     """The logits of each level's draft are those of transformers' MTP model, which has one layer for each."""
     write(tmp_path, family, count=count)
     base = load_base(str(tmp_path), dtype="float32")
-    layers = base.model.config.num_hidden_layers
+    layers = base.layers
     numbers = "|".join(str(layers + number) for number in range(count))
     base.model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.({numbers})\..*", r"^mtp\..*"]
     draft = load_draft("mtp", base)

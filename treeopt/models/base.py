@@ -19,7 +19,17 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from treeopt.errors import Code, TreeoptError, check_choice, first_line
 from treeopt.files.bundled import tokenizer_of
@@ -371,7 +381,7 @@ def load_base(
     options |= {"dtype": torch_dtype, "local_files_only": not from_hub}
     try:
         with warnings.catch_warnings(action="ignore"):  # `check_loaded` reports what matters
-            model, info = AutoModelForCausalLM.from_pretrained(
+            model, info = _class_for(where, local_files_only=not from_hub).from_pretrained(
                 where,
                 trust_remote_code=False,  # the default asks on the terminal whether to run code of the checkpoint
                 output_loading_info=True,
@@ -394,6 +404,14 @@ def load_base(
     base = Base(model, load_tokenizer(name, where, folder, local_files_only=not from_hub), shown, notes, read)
     check_runs(base)
     return base
+
+
+def _class_for(where: str, **options: bool) -> Any:
+    """The class of transformers that loads a model: that for images and text where there is none for text alone."""
+    config = AutoConfig.from_pretrained(where, trust_remote_code=False, **options)
+    pictured = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not config.is_encoder_decoder
+    alone = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForImageTextToText if pictured and not alone else AutoModelForCausalLM
 
 
 def check_runs(base: Base) -> None:

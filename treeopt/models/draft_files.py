@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import MODEL_MAPPING, PreTrainedConfig
 
 from treeopt.defaults import BLOCK, EAGLE, MODEL, MTP
 from treeopt.errors import Code, TreeoptError, first_line
@@ -122,7 +123,10 @@ def _load_mtp(base: Base) -> Base:
     while tensors and len(layers) < count:
         _check_shared(base, tensors, loaders)
         layout = mtp_layout(tensors, config, base.hidden_size, number=len(layers))
-        layers.append(_module(MTP, base, layout, {key: loaders[key]() for key in tensors.values()}))
+        state = {key: loaders[key]() for key in tensors.values()}
+        if (gate := tensors.get("self_attn.g_proj.weight")) is not None:  # Step-3.7: one row for each head
+            layout.config.num_attention_heads = len(state[gate])
+        layers.append(_module(MTP, base, layout, state))
         tensors = mtp_tensors(loaders, config, len(layers))
     module = layers[0]
     assert isinstance(module.model, DraftModule)
@@ -189,7 +193,9 @@ def _other_tokens(name: str, base: Base, folder: Path) -> Iterator[str]:
 def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
     """The module of these tensors as a model, in the base's dtype and on its device."""
     wiring, text = layout.wiring, base.model.config.get_text_config()
-    kind = BlockModule if isinstance(wiring, BlockWiring) else DraftModule
+    kind: Any = BlockModule if isinstance(wiring, BlockWiring) else DraftModule
+    if type(layout.config) not in MODEL_MAPPING:  # Step-3.7's text model
+        kind = functools.partial(kind, kind=type(base.model.get_decoder()))
     if wiring.state_size != text.hidden_size:
         raise _mismatch(name, base, f"it reads states of width {wiring.state_size}, the base's are {text.hidden_size}")
     width = layout.config.hidden_size

@@ -280,6 +280,7 @@ def _mtp_config(config: PreTrainedConfig, number: int) -> PreTrainedConfig:
             named = list(getattr(config, own, None) or [])
             setattr(made, key, named[number : number + 1] or [last])
     made.num_hidden_layers = 1
+    made.per_layer_config = None  # its numbers are those of the base's layers
     if hasattr(made, "first_k_dense_replace"):
         made.first_k_dense_replace = 0
     return made

@@ -141,14 +141,23 @@ class StateModule(PreTrainedModel):
 
 
 class DraftModule(StateModule):
-    """A draft module whose forward takes a hidden state beside each token; arguments as `StateModule`."""
+    """A draft module whose forward takes a hidden state beside each token; arguments as `StateModule`.
+
+    `kind` is the class of its decoder where `AutoModel` has none for the config.
+    """
 
     def __init__(
-        self, config: PreTrainedConfig, wiring: Wiring, embeddings: nn.Module, lm_head: nn.Module, vocab_size: int
+        self,
+        config: PreTrainedConfig,
+        wiring: Wiring,
+        embeddings: nn.Module,
+        lm_head: nn.Module,
+        vocab_size: int,
+        kind: type | None = None,
     ) -> None:
         super().__init__(config, wiring, embeddings, lm_head, vocab_size)
         width = config.hidden_size
-        self.decoder = stock_decoder(config)
+        self.decoder = stock_decoder(config, kind)
         norm = self.decoder.norm
         if wiring.wide:
             self.decoder.layers[0] = WideLayer(self.decoder.layers[0], width, wiring.normed_residual)
@@ -327,13 +336,12 @@ class WideLayer(nn.Module):
         return made
 
 
-def stock_decoder(config: PreTrainedConfig) -> Any:
+def stock_decoder(config: PreTrainedConfig, kind: type | None = None) -> Any:
     """The stock decoder of a config, with its rotary embeddings and one token's embedding, which is not used."""
     config = copy.deepcopy(config)
-    config.vocab_size, config.pad_token_id = 1, None
-    return AutoModel.from_config(
-        config, dtype=torch.float32
-    )  # not that of the config, to which weights would be rounded
+    config.vocab_size, config.pad_token_id = 1, 0
+    # Not in the dtype of the config, to which weights would be rounded.
+    return AutoModel.from_config(config, dtype=torch.float32) if kind is None else kind(config)
 
 
 def _sized(norm: Any, width: int) -> nn.Module:
