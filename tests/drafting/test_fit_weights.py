@@ -92,6 +92,25 @@ def test_known_numbers_come_back() -> None:
         assert observed == pytest.approx(estimated, abs=0.5)
 
 
+def test_terms_that_bring_nothing_are_left_out() -> None:
+    """Weights of terms that the true tokens do not follow are 0, not small; those of the others are found."""
+    found = random_candidates(1, 10_000)
+    followed = replace(KNOWN, ngram=0.0, cache=(0.0,) * len(CACHE_LENGTHS))
+    level = fit_level(evidence(found, drawn(2, found, followed))).level
+    assert (level.ngram, level.cache) == (0.0, followed.cache)
+    assert (level.head, level.prior) == pytest.approx((0.8, 0.3), abs=0.05)
+    assert level.prompt_lookup[:3] == pytest.approx((1.0, 2.0, 3.0), abs=0.2)
+
+
+def test_terms_that_say_the_same_are_not_left_out_together() -> None:
+    """Each of two equal terms could go, and without both the true tokens were less likely."""
+    found = random_candidates(1, 4000)
+    true = drawn(2, found, KNOWN)
+    found.terms[NGRAM] = found.terms[PRIOR] = (found.terms[NGRAM] + found.terms[PRIOR]) / 2
+    level = fit_level(evidence(found, true)).level
+    assert level.ngram + level.prior > 0.5
+
+
 def test_loss_and_correct_are_those_of_the_level() -> None:
     """The mean negative log-likelihood of the true tokens by the fitted scores, and where the first guess is true."""
     found = random_candidates(1, 300)

@@ -3,6 +3,7 @@
 Each level is a conditional logit model: the probability of a candidate is the softmax of its score. Maximum likelihood
 is a convex problem in 22 weights, so it has one solution and takes seconds. Outputs of base and heads are constants.
 All are fitted to a sample of positions, each seen by the drafter of its fold, whose table was counted without its text.
+Terms that bring less than one nat for each of their weights (Akaike 1974) are left out.
 """
 
 import dataclasses
@@ -47,6 +48,7 @@ _AS_GOOD = 1 - 1e-9  # rates with a ratio above this are equal up to rounding
 _LOOKUP = 3
 _CACHE = _LOOKUP + MAX_MATCH
 _OTHER = _CACHE + len(CACHE_LENGTHS)  # the constant, the score of all other tokens
+_TERMS = ([1], [2], [*range(_LOOKUP, _CACHE)], [*range(_CACHE, _OTHER)])  # that a level may do without
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,10 +245,16 @@ def fit_level(given: Evidence | None) -> LevelFit:
     start[0] = float(features[:, :, 0].any())  # 1 where there is a head
     start[_OTHER] = -5.0
 
-    def loss(weights: Tensor) -> Tensor:
+    def loss(features: Tensor, weights: Tensor) -> Tensor:
         return torch.nn.functional.cross_entropy((features @ weights).masked_fill(excluded, -torch.inf), targets)
 
-    weights = _minimum(start, loss)
+    weights = _minimum(start, functools.partial(loss, features))
+    if idle := _idle(weights, features, excluded):
+        without = features.index_fill(-1, torch.tensor(idle), 0.0)
+        fewer = _minimum(start, functools.partial(loss, without))
+        # Terms that say the same may be idle one by one and not together.
+        if loss(without, fewer) - loss(features, weights) < len(idle) / len(targets):
+            weights = fewer
     estimated = (features @ weights).masked_fill(excluded, -torch.inf).log_softmax(-1)
     likelihood = -torch.nn.functional.nll_loss(estimated, targets).item()
     estimated = estimated[:, :-1]
@@ -258,6 +266,23 @@ def fit_level(given: Evidence | None) -> LevelFit:
     head, prior, ngram = fitted[:_LOOKUP]
     level = Level(head, prior, ngram, lookup, fitted[_OTHER], pairs, cache)
     return LevelFit(level, -likelihood, (places[:, 0] == targets).numpy())
+
+
+def _idle(weights: Tensor, features: Tensor, excluded: Tensor) -> list[int]:
+    """Columns of the terms that bring nothing, by the curvature of the loss at its minimum."""
+    count = len(features)
+    likely = (features @ weights).masked_fill(excluded, -torch.inf).softmax(-1)
+    mean = torch.einsum("nc,ncf->nf", likely, features)
+    spread = torch.einsum("nc,ncf,ncg->fg", likely, features, features) - mean.T @ mean
+    inverse = torch.linalg.inv(spread + 2 * RIDGE * count * torch.eye(len(weights), dtype=spread.dtype))
+    found = []
+    for term in _TERMS:
+        used = [column for column in term if spread[column, column] > 0]
+        # Twice the log-likelihood that the term brings, where the others would be fitted again (Wald).
+        brings = weights[used] @ torch.linalg.solve(inverse[used][:, used], weights[used])
+        if used and brings < 2 * len(used):
+            found += used
+    return found
 
 
 def fit_calibration_map(estimated: Floats, hits: Ints) -> Pairs:
