@@ -38,7 +38,7 @@ from treeopt.tree import Tree
 
 NONE = "none"  # the kind of the tree of the root alone: plain decoding
 ALL_TEXTS = "all"  # beside categories
-_DEPTHS = (1, 2, 3, 4)  # of static trees of a draft model, beside those of any depth: each level costs it a forward
+_DEPTHS = (1, 2, 3, 4)  # of chains and static trees of a draft, beside trees of any depth: each level costs a forward
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40  # of timed steps, beside the first, which is not counted
 _SAMPLED = 16  # answers by which the acceptance rate under sampling is estimated
 _SECONDS = 1.5  # of all timed steps together, where that takes a number of rounds in between
@@ -91,12 +91,16 @@ def fastest_of(figures: Sequence[PlanFigures]) -> PlanFigures:
 
 
 def plans_of(calibration: Calibration, sizes: Sequence[int], *, with_draft: bool) -> list[Plan]:
-    """None, then of each size the best tree, with a draft model also of limited depths, and a policy; no tree twice.
+    """None, then of each size the best tree and a policy; with a draft also trees of limited depths, and first chains.
+
+    No tree is there twice.
 
     Sizes are path tokens where per-step trees were traced by these.
     """
     by_paths = calibration.steps is not None and calibration.steps.path_accepted is not None
     plans: list[Plan] = [build_tree(calibration, ONE_NODE)]
+    chains = [budget_of(1 + drafts, path_tokens=by_paths) for drafts in _DEPTHS if with_draft]
+    plans += [build_tree(calibration, **budget, top_k=1) for budget in chains[: calibration.num_heads]]
     limits = [*(depth for depth in _DEPTHS if with_draft and depth < calibration.num_heads), None]
     for size in sorted({*sizes} - {ONE_NODE}):
         budget = budget_of(size, path_tokens=by_paths)
@@ -194,6 +198,7 @@ def learned_parts(found: LearnedDrafter) -> Iterator[Part]:
     yield from _plan_parts(found)
     if found.chains is not None:
         yield from chain_parts(found.chains, found.drafter.name, found.sampled_alpha)
+        yield "timed chains are among the trees above: those as deep as their drafts"
         chains = picked(found.chains, "alpha", "best_drafts", "best_replayed_drafts", "chains")
         more = {"cost_ratio": found.chains.cost, "alpha_sampled": found.sampled_alpha}
         yield Fact(None, {**chains, **more}, key="chains")

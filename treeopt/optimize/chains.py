@@ -296,7 +296,7 @@ def chain_parts(found: ChainPrediction, drafter: str = "", sampled: float | None
     yield "formula: (1 - alpha^(g+1)) / (1 - alpha) of arXiv:2211.17192, for drafts accepted independently"
     if drafter:
         formula, replay = (counted(number, "draft") if number else "none" for number in best)
-        yield f"best chain: {formula} by the formula, {replay} by replay; a step takes g c + 1 steps of the base"
+        yield f"best chain: {formula} by the formula, {replay} by replay, where a step takes g c + 1 steps of the base"
 
 
 def expected_tokens(alpha: float, drafts: int) -> float:
