@@ -115,14 +115,16 @@ def test_attention(case: tuple[str, str, bool]) -> None:
 @pytest.mark.parametrize(
     "case",
     but_slow(
-        [*itertools.product(KINDS, ("qwen3_next", "qwen3_5_text"))], ("mtp", "qwen3_5_text"), ("eagle3", "qwen3_next")
+        [*itertools.product(KINDS, ("qwen3_next", "qwen3_5_text"), (False, True))],
+        ("mtp", "qwen3_5_text", True),
+        ("eagle3", "qwen3_next", False),
     ),
 )
-def test_recurrent(case: tuple[str, str]) -> None:
+def test_recurrent(case: tuple[str, str, bool]) -> None:
     """On hybrids with a recurrent state, whose trees are verified as paths."""
-    kind, name = case
+    kind, name, ngram = case
     base = family(name, 1)
-    check_plans(base, tiny_module(base, kind, 2), 3, ngram=False)
+    check_plans(base, tiny_module(base, kind, 2), 3, ngram=ngram)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp3", "peagle", "block", "dspark-rnn"])
@@ -165,7 +167,7 @@ def test_a_schedule_that_begins_without_drafts(kind: str) -> None:
     assert max(rest.step_lengths) > 1
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "peagle", "block", "dspark-rnn"])
+@pytest.mark.parametrize("kind", ["eagle3", "mtp3", "peagle", "block", "dspark-rnn"])
 def test_sampled_texts(kind: str) -> None:
     """Drafts of a tree are accepted by the base's draws, those drawn from the head by rejection: texts are sampled
     as without drafts.
