@@ -27,7 +27,7 @@ from typing import Any
 from timing import add_tiny, judged, machine
 
 from treeopt.engines import SETTINGS
-from treeopt.export.draft_config import DraftConfig
+from treeopt.export.lint import DraftConfig
 from treeopt.export.settings import SYNTHETIC, EngineSettings, engine_settings
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.chains import MeasuredAcceptance

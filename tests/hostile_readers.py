@@ -19,13 +19,11 @@ import safetensors.torch
 from damage import Damage, damage_arrays, damage_bytes, damage_json, damage_tensors, damage_yaml, damage_zip
 from tiny import tiny_base
 
-from treeopt.calibrate.results import merge_calibrations
-from treeopt.calibrate.shards import load_shard
+from treeopt.calibrate.results import load_shard, merge_calibrations
 from treeopt.cli.configuration import _read as read_options
 from treeopt.drafting.memory import load_memory
 from treeopt.export.acceptance import read_acceptance
-from treeopt.export.draft_config import read_draft_config
-from treeopt.export.lint import lint_tree
+from treeopt.export.lint import lint_tree, read_draft_config
 from treeopt.export.trees import import_tree
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.configurations import configuration_yaml, stored_configuration

@@ -20,7 +20,7 @@ from helpers import make_calibration
 from naive_modules import random_state
 from report_pages import COMPARISON, DECODING, VALIDATION
 
-from treeopt.calibrate.shards import CalibrationShard, Shard, save_shard
+from treeopt.calibrate.results import CalibrationShard, Shard, save_shard
 from treeopt.defaults import STEP_SIZES
 from treeopt.drafter import MAX_MATCH, Drafter, Level
 from treeopt.drafting.count import NgramCounts

@@ -21,9 +21,9 @@ from .evaluate.learn_drafter import learn_drafter as learn_drafter
 from .evaluate.profile import measure_profile as measure_profile
 from .evaluate.validate import validate as validate
 from .export.acceptance import read_acceptance as read_acceptance
-from .export.draft_config import read_draft_config as read_draft_config
 from .export.heads import convert_heads as convert_heads
 from .export.lint import lint_tree as lint_tree
+from .export.lint import read_draft_config as read_draft_config
 from .export.settings import engine_settings as engine_settings
 from .export.trees import export_tree as export_tree
 from .export.trees import import_tree as import_tree

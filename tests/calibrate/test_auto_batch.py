@@ -12,7 +12,7 @@ from runs import Cut
 from tiny import chat_base, random_heads
 
 from treeopt.calibrate.pipeline import run_calibration
-from treeopt.calibrate.shards import Shard
+from treeopt.calibrate.results import Shard
 from treeopt.drafting.learn import Learning
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.auto_batch import AutoBatch

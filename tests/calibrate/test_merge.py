@@ -11,8 +11,7 @@ import pytest
 from helpers import make_calibration
 from looped import looped
 
-from treeopt.calibrate.results import merge_calibrations, merge_shards
-from treeopt.calibrate.shards import CalibrationShard, Shard, save_shard
+from treeopt.calibrate.results import CalibrationShard, Shard, merge_calibrations, merge_shards, save_shard
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import save_calibration

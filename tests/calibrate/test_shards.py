@@ -12,8 +12,7 @@ from drafters import answered, learned, planted, prompts_of
 from tiny import chat_base
 
 from treeopt.calibrate.pipeline import run_calibration
-from treeopt.calibrate.results import merge_calibrations
-from treeopt.calibrate.shards import Shard, load_shard, save_shard
+from treeopt.calibrate.results import Shard, load_shard, merge_calibrations, save_shard
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.errors import Code, TreeoptError

@@ -23,7 +23,7 @@ from treeopt.calibrate.pipeline import (
     job_of,
     run_calibration,
 )
-from treeopt.calibrate.shards import Shard
+from treeopt.calibrate.results import Shard
 from treeopt.calibration import Provenance
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning

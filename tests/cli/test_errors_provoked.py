@@ -26,7 +26,7 @@ from refusals import refusal_of
 from safetensors.numpy import save_file
 from tiny import chat_base, random_heads, tiny_base
 
-from treeopt.calibrate.shards import CalibrationShard, Shard, save_shard
+from treeopt.calibrate.results import CalibrationShard, Shard, save_shard
 from treeopt.decode.decoder import Step, TreeDecoder
 from treeopt.decode.generate import tree_generate
 from treeopt.drafter import Drafter

@@ -11,7 +11,7 @@ from helpers import random_calibration, stretches
 from looped import looped
 from program import error_number, error_of, treeopt, treeopt_json
 
-from treeopt.calibrate.shards import CalibrationShard, Shard, save_shard
+from treeopt.calibrate.results import CalibrationShard, Shard, save_shard
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import load_calibration, save_calibration
 

@@ -14,7 +14,7 @@ from program import error_of, treeopt
 from refusals import refusal_of
 
 from treeopt.errors import Code
-from treeopt.export.draft_config import DraftConfig, read_draft_config
+from treeopt.export.lint import DraftConfig, read_draft_config
 from treeopt.export.settings import engine_settings
 from treeopt.export.trees import export_tree
 from treeopt.files.trees import save_tree

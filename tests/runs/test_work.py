@@ -20,7 +20,7 @@ from owners import owner
 from refusals import refusal_of
 from torn import TORN
 
-from treeopt.calibrate.shards import Shard
+from treeopt.calibrate.results import Shard
 from treeopt.cli.console import Console
 from treeopt.cli.work_options import ending_work
 from treeopt.errors import Code, TreeoptError

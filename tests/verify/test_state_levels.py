@@ -25,9 +25,9 @@ from treeopt.errors import Code
 from treeopt.models.base import Base
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
-from treeopt.verify import state_levels as module
+from treeopt.verify import levels as module
+from treeopt.verify.levels import StateLevels
 from treeopt.verify.probe import levels_of
-from treeopt.verify.state_levels import StateLevels
 from treeopt.verify.states import selected, size_of
 
 STATES = "qwen3_5_text"

@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.calibrate.results import CalibrationRun
-from treeopt.calibrate.shards import CalibrationShard, Shard
+from treeopt.calibrate.results import CalibrationRun, CalibrationShard, Shard
 from treeopt.calibration import Calibration, Provenance
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Proposer

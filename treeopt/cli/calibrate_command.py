@@ -175,7 +175,7 @@ def _save(
     run: CalibrationRun, drafter_file: str | None, options: dict[str, Any], configuration: Mapping[str, Any]
 ) -> None:
     """Write the learned drafter, if any, and the calibration, which names its drafter's file."""
-    from treeopt.calibrate.shards import save_shard
+    from treeopt.calibrate.results import save_shard
     from treeopt.files.calibrations import save_calibration
 
     if run.learned is not None:

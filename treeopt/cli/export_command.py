@@ -19,7 +19,7 @@ from treeopt.files.configurations import write_note
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
-    from treeopt.export.draft_config import DraftConfig
+    from treeopt.export.lint import DraftConfig
     from treeopt.export.settings import EngineSettings
     from treeopt.optimize.chains import AcceptanceComparison, MeasuredAcceptance
 
@@ -150,7 +150,7 @@ def _export_settings(console: Console, engine: str, output: str | None, options:
 
 
 def _draft(options: Mapping[str, Any]) -> DraftConfig | None:
-    from treeopt.export.draft_config import read_draft_config
+    from treeopt.export.lint import read_draft_config
 
     return None if options["draft"] is None else read_draft_config(options["draft"])
 

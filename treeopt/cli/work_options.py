@@ -24,7 +24,7 @@ from treeopt.defaults import AUTO, AUTO_BATCH
 from treeopt.errors import TreeoptError
 
 if TYPE_CHECKING:
-    from treeopt.calibrate.shards import Shard
+    from treeopt.calibrate.results import Shard
     from treeopt.runs.work import Work
 
 
@@ -32,7 +32,7 @@ def _shard(context: click.Context, option: click.Parameter, text: str | None) ->
     """`i/n`, with i from 0."""
     if text is None:
         return None
-    from treeopt.calibrate.shards import Shard
+    from treeopt.calibrate.results import Shard
 
     found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, flags=re.ASCII)
     if found is None:

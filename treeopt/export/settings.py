@@ -28,8 +28,7 @@ from treeopt.engines import (
     EngineMethod,
 )
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts, counted
-from treeopt.export.draft_config import DraftConfig
-from treeopt.export.lint import drafter_name, engine_method
+from treeopt.export.lint import DraftConfig, drafter_name, engine_method
 from treeopt.facts import Fact, for_programs, picked
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, check_priced

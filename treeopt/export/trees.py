@@ -21,8 +21,7 @@ from typing import Any
 from treeopt.defaults import MAX_DEPTH, MAX_NODES
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError, check_choice
-from treeopt.export.draft_config import DraftConfig
-from treeopt.export.lint import Finding, check_exportable, shown
+from treeopt.export.lint import DraftConfig, Finding, check_exportable, shown
 from treeopt.facts import Fact, for_programs, picked
 from treeopt.files.choices import choices_text, is_choices, literal, tree_of_literal
 from treeopt.files.read import read_bytes, read_head

@@ -4,6 +4,7 @@ They attend to their text and, in the cache after it, to their ancestors.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from treeopt.models.base import Base
 from treeopt.verify.cache import TreeCache, aligned, bucket
 from treeopt.verify.masks import TreeMasks, layer_windows
+from treeopt.verify.paths import PathForward, Ways
+from treeopt.verify.states import check_memory, joined, selected
 
 Ints = NDArray[np.int64]
 
@@ -118,3 +121,134 @@ class LevelSession:
         """Replace the rows by copies of them: new row i is the first `lengths[i]` tokens of row `rows[i]`."""
         self._cache.branch(torch.tensor(rows, device=self._base.device))
         self.keep(lengths)
+
+
+State = tuple[int, Any]  # the number of tokens, and the cache that has them; None of no tokens
+
+_KEPT = 2  # states of each text: a step that is begun twice goes back by one
+_NONE: State = (0, None)
+
+
+class StateLevels:
+    """B texts in progress on a model of the route of paths, as `LevelSession`; `ways` are those of the probe.
+
+    Each new level runs one token a node, on copies of states. A state cannot go back: the last two of each text are
+    kept, and its tokens, from which any other is made again. Texts run one by one, so that no state sees a pad.
+    """
+
+    def __init__(self, base: Base, rows: int, ways: Ways) -> None:
+        self._forward = PathForward(base, 1, 0, ways)
+        self._context = base.context
+        self._fitting: set[tuple[int, int]] = set()  # as in `check_memory`
+        self.lengths = [0] * rows
+        self._texts = [torch.zeros(0, dtype=torch.long, device=base.device)] * rows
+        self._states: list[list[State]] = [[_NONE] for _ in range(rows)]
+        self._drop()
+
+    def _drop(self) -> None:
+        """Forget trees and tokens that were appended and are not kept."""
+        self._appended: tuple[Tensor, list[Any]] | None = None
+        self._level: list[Any] = []  # the cache of each text with a row for each node of the last level
+        self._depth = 0
+
+    def append(self, tokens: Tensor, *, logits_to_keep: int = 0) -> Tensor:
+        """As `LevelSession.append`."""
+        parts, caches = [], []
+        for index, new in enumerate(tokens):
+            logits, cache = self._after(index, new, logits_to_keep or len(new))
+            parts.append(logits)
+            caches.append(cache)
+        self._appended = tokens, caches
+        return torch.cat(parts)
+
+    def _after(self, index: int, new: Tensor, logits_to_keep: int = 1) -> tuple[Tensor, Any]:
+        """Logits [1, n, V] and the cache after a text and more tokens, which may be none where some are pending."""
+        before, cache = self._states[index][-1]
+        return self._run(torch.cat([self._texts[index][before:], new])[None], _copy(cache), before, logits_to_keep)
+
+    @torch.inference_mode()  # always, as tensors made in this mode cannot be written outside it
+    def _run(self, ids: Tensor, cache: Any, before: int, logits_to_keep: int) -> tuple[Tensor, Any]:
+        """One forward over rows of n tokens after a cache of as many rows, which is changed."""
+        rows, count = ids.shape
+        positions = torch.arange(before, before + count, device=ids.device).clamp(max=self._context - 1)
+        mask = torch.ones(rows, before + count, dtype=torch.long, device=ids.device)
+        logits, _, cache = self._forward.run(ids, cache, mask, positions.expand(rows, -1), logits_to_keep)
+        return logits, cache
+
+    def extend(self, tokens: Tensor, parents: Ints) -> Tensor:
+        """As `LevelSession.extend`. E403 where the nodes need more memory than is free."""
+        self._check_memory(tokens.numel(), [self._whole(index) for index in range(len(tokens))])
+        parts, level = [], []
+        for index, new in enumerate(tokens):
+            above = torch.from_numpy(parents[index if len(parents) > 1 else 0])
+            first = self._depth == 0  # below the text
+            cache = joined([self._whole(index)], [len(new)]) if first else selected(self._level[index], above)
+            logits, after = self._nodes(new[:, None], cache, self.lengths[index] + self._depth)
+            parts.append(logits[:, 0])
+            level.append(after)
+        self._level = level
+        self._depth += 1
+        return torch.stack(parts)
+
+    def _nodes(self, ids: Tensor, cache: Any, before: int) -> tuple[Tensor, Any]:
+        """One token in each row; one row after the other where the probe found that rows of one token are wrong."""
+        if self._forward.ways.joint:
+            return self._run(ids, cache, before, 1)
+        each = torch.arange(len(ids), device=ids.device)[:, None]
+        made = [self._run(ids[row], selected(cache, row), before, 1) for row in each]
+        return torch.cat([logits for logits, _ in made]), joined([after for _, after in made], [1] * len(made))
+
+    def _check_memory(self, rows: int, caches: Sequence[Any]) -> None:
+        check_memory(self._forward.base, rows, self.lengths, caches, self._fitting)
+
+    def _whole(self, index: int) -> Any:
+        """The cache of all tokens of a text."""
+        length = self.lengths[index]
+        if self._states[index][-1][0] < length:
+            self._push(index, length, self._after(index, self._texts[index][:0])[1])
+        return self._states[index][-1][1]
+
+    def _push(self, index: int, length: int, cache: Any) -> None:
+        self._states[index] = [*self._states[index], (length, cache)][-_KEPT:]
+
+    def keep(self, lengths: Sequence[int]) -> None:
+        """As `LevelSession.keep`."""
+        for index, (length, before) in enumerate(zip(lengths, self.lengths, strict=True)):
+            if self._appended is None or length <= before:
+                self._texts[index] = self._texts[index][:length]
+                self._states[index] = [state for state in self._states[index] if state[0] <= length] or [_NONE]
+                continue
+            new, cache = self._appended[0][index], self._appended[1][index]
+            if length < before + len(new):  # the rest were pads
+                new = new[: length - before]
+                cache = self._after(index, new)[1]
+            self._push(index, length, cache)
+            self._texts[index] = torch.cat([self._texts[index], new])
+        self.lengths = list(lengths)
+        self._drop()
+
+    def select(self, rows: Sequence[int]) -> None:
+        """As `LevelSession.select`."""
+        self.lengths = [self.lengths[row] for row in rows]
+        self._texts = [self._texts[row] for row in rows]
+        self._states = [self._states[row] for row in rows]
+        self._drop()
+
+    def branch(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """As `LevelSession.branch`; the states along a text are made by one more pass. E403 as `extend`."""
+        self._check_memory(len({*zip(rows, lengths, strict=True)}), [self._states[row][-1][1] for row in rows])
+        texts = [self._texts[row] for row in rows]
+        made: dict[tuple[int, int], State] = {}
+        for row, length in sorted(set(zip(rows, lengths, strict=True))):
+            before, cache = made.get((row, -1), _NONE)
+            if length > before:
+                cache = self._run(self._texts[row][None, before:length], _copy(cache), before, 1)[1]
+            made[row, length] = made[row, -1] = length, cache
+        self.lengths = list(lengths)
+        self._texts = [text[:length] for text, length in zip(texts, lengths, strict=True)]
+        self._states = [[made[row, length]] for row, length in zip(rows, lengths, strict=True)]
+        self._drop()
+
+
+def _copy(cache: Any) -> Any:
+    return None if cache is None else joined([cache], [1])

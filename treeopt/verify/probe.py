@@ -17,11 +17,10 @@ from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.base import Base
 from treeopt.tree import ROOT, Tree
 from treeopt.verify.buffers import PAD, Buffers, compile_tree
-from treeopt.verify.levels import LevelSession
+from treeopt.verify.levels import LevelSession, StateLevels
 from treeopt.verify.masks import index_window
 from treeopt.verify.paths import PathForward, Ways, rows_of
 from treeopt.verify.session import TreeForward
-from treeopt.verify.state_levels import StateLevels
 
 _TREE = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)])
 _SMALL = Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (0, 0, 0)])  # of nodes 1 to 5
