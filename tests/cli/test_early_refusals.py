@@ -98,6 +98,7 @@ def test_wrong_plans_cost_no_model(name: str) -> None:
         ("validate", "--tree", "t.yaml", "--prompts", OPENINGS, "--judge", "-1"),
         ("validate", "--tree", "t.yaml", "--prompts", OPENINGS, "--repeats", "0"),
         ("validate", "--tree", "t.yaml"),
+        ("compare", "--methods", "lookup,model,suffix", "--memory", "new", "--prompts", OPENINGS),
         ("profile", "--sizes", "0"),
         ("profile", "--batch-size", "0"),
         ("profile", "--repeats", "0"),

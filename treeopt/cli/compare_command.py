@@ -174,4 +174,6 @@ def _settings(options: Mapping[str, Any]) -> CompareOptions:
         unknown = [name for name in chosen["methods"] if name not in METHODS]
         if unknown:
             raise click.BadParameter(f"no method {unknown[0]!r}; they are {' '.join(METHODS)}", param_hint="--methods")
+        if options["memory"] is not None and not any("ngram" in name for name in chosen["methods"]):
+            raise click.UsageError("--memory is read by methods with an n-gram table, and --methods names none")
     return CompareOptions(division=division_of(options), **chosen)
