@@ -106,9 +106,18 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
     "streams-pocket": ("python bench/streams.py --model pocket --tokens 50000 --decode",),
     "streams-smollm2": (
-        "python bench/streams.py --model smollm2 --tokens 10000 --drafters ngram --streams edits once",
+        "python bench/streams.py --model smollm2 --tokens 10000 --drafters ngram heads+ngram eagle+ngram --levels 8",
+    ),
+    "streams-drafters": (
+        "python bench/streams.py --model pocket --tokens 50000 --drafters model+ngram eagle+ngram block+ngram --levels 8",
+        "python bench/streams.py --model hybrid --tokens 50000 --drafters mtp+ngram --levels 8",
     ),
     "fusion-pocket": ("python bench/fusion.py --model pocket --drafters heads --texts 8",),
+    "fusion-drafters": (
+        "python bench/fusion.py --model pocket --drafters model eagle block --texts 4",
+        "python bench/fusion.py --model hybrid --drafters mtp --texts 4",
+    ),
+    "fusion-smollm2": ("python bench/fusion.py --model smollm2 --tokens 10000 --texts 4",),
     "modules-dspark": ("python bench/modules.py --model pocket --draft tests/data/pocket-dspark",),
     "ddtree": ("python bench/ddtree.py",),
     "modules-dspark-no-confidence": (
