@@ -106,7 +106,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
     "streams-pocket": ("python bench/streams.py --model pocket --tokens 50000 --decode",),
     "streams-smollm2": (
-        "python bench/streams.py --model smollm2 --tokens 10000 --drafters ngram heads+ngram eagle+ngram --levels 8",
+        "python bench/streams.py --model smollm2 --tokens 10000 --drafters ngram heads+ngram eagle+ngram",
     ),
     "streams-drafters": (
         "python bench/streams.py --model pocket --tokens 50000 --drafters model+ngram eagle+ngram block+ngram --levels 8",
