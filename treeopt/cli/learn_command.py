@@ -30,6 +30,7 @@ from treeopt.cli.options import (
     prompt_options,
     say_prompts,
 )
+from treeopt.cli.processes import is_one_of_several
 from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_work, work_options
 from treeopt.defaults import DRAFTER_FILE, HEADS_NGRAM, LEARN_SIZES, MODEL, NGRAM, STEP_SIZES
 
@@ -83,6 +84,8 @@ def run(console: Console, **options: Any) -> None:
     drafter = chosen_drafter(options, HEADS_NGRAM)
     if drafter not in LEARNED:
         raise click.BadParameter(f"{drafter!r} is not {' or '.join(LEARNED)}", param_hint="--drafter")
+    if is_one_of_several():
+        raise click.UsageError("learn runs in one process: start it without torchrun, and with WORLD_SIZE unset")
     check_outputs(options, options["output"], suffixes=(".safetensors",))
     check_inputs()
     _, *further = dtypes_of(options)
