@@ -29,15 +29,15 @@ def _files(heads_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 TREES = ("static", "dynamic", "auto", "plain-auto")
 
 
-@looped("name", TREES)
-def test_validate_and_generate(name: str) -> None:
+def test_validate_and_generate() -> None:
     """Every kind is lossless, in the steps that were predicted; the drafter is found beside the tree."""
-    data = treeopt_json("validate", "--tree", f"{name}.yaml", "--limit", "2", "--max-new-tokens", "24")
-    assert data["lossless"]
-    assert data["tokens_per_step"] == data["predicted_tokens_per_step"] > 1
-    made = treeopt_json("generate", "One day", "--tree", f"{name}.yaml", "--max-new-tokens", "24")
     plain = treeopt_json("generate", "One day", "--tree", "plain.yaml", "--max-new-tokens", "24")
-    assert made["tokens"] == plain["tokens"]
+    for name in TREES:
+        data = treeopt_json("validate", "--tree", f"{name}.yaml", "--limit", "2", "--max-new-tokens", "24")
+        assert data["lossless"], name
+        assert data["tokens_per_step"] == data["predicted_tokens_per_step"] > 1, name
+        made = treeopt_json("generate", "One day", "--tree", f"{name}.yaml", "--max-new-tokens", "24")
+        assert made["tokens"] == plain["tokens"], name
 
 
 def test_tree_in_another_folder_names_its_drafter() -> None:
@@ -206,7 +206,7 @@ def test_policy_is_shown(name: str) -> None:
     assert f"replayed over c.safetensors: {policy.expected.replay:.4f} tokens per step" in text
     for size, cost in policy.size_cost:
         assert f"\n{size}\t{cost:.4f}\n" in text
-    assert policy.size_cost or "12 nodes at every step" in text
+    assert policy.size_cost or f"{policy.nodes} nodes at every step" in text
     assert "{" not in text
     data = treeopt_json("show", f"{name}.yaml", "--calibration", "c.safetensors")
     assert (data["kind"], data["nodes"], data["depth"]) == ("dynamic", policy.nodes, policy.depth)

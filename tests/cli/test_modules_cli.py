@@ -79,22 +79,19 @@ def test_trees_of_ddtree_are_a_method() -> None:
 DSPARK = str(Path(__file__).resolve().parent.parent / "data" / "pocket-dspark")
 
 
-@looped(
-    ("engine", "draft", "method"),
-    [
-        ("vllm", "dflash", '"dflash"'),
-        ("sglang", "dflash", "DFLASH"),
-        ("llamacpp", "dflash", "draft-dflash"),
-        ("vllm", DSPARK, '"dspark"'),
-        ("sglang", DSPARK, "DSPARK"),
-        ("llamacpp", DSPARK, "draft-dspark"),
-    ],
-)
-def test_engines_get_the_method_of_blocks(engine: str, draft: str, method: str) -> None:
+METHODS = {
+    "dflash": {"vllm": '"dflash"', "sglang": "DFLASH", "llamacpp": "draft-dflash"},
+    DSPARK: {"vllm": '"dspark"', "sglang": "DSPARK", "llamacpp": "draft-dspark"},
+}
+
+
+@looped("draft", METHODS)
+def test_engines_get_the_method_of_blocks(draft: str) -> None:
     """The method is that of the block drafter."""
     treeopt("calibrate", "--draft", draft, *FEW, "-o", "block-alone.safetensors", "--force")
-    arguments = ("export", "--for", engine, "--calibration", "block-alone.safetensors", "--chain-length", "1")
-    assert method in treeopt(*arguments).output
+    for engine, method in METHODS[draft].items():
+        arguments = ("export", "--for", engine, "--calibration", "block-alone.safetensors", "--chain-length", "1")
+        assert method in treeopt(*arguments).output
 
 
 def test_what_is_found_is_printed() -> None:
@@ -103,15 +100,14 @@ def test_what_is_found_is_printed() -> None:
     assert "pocket-eagle3  EAGLE-3 (SpecForge), reads the states 1 3 4 of the base" in result.stderr
 
 
-@looped(
-    ("engine", "method"), [("vllm", "eagle3"), ("sglang", "EAGLE3"), ("trtllm", "Eagle3"), ("llamacpp", "draft-eagle3")]
-)
-def test_engines_get_the_method_of_eagle3(engine: str, method: str) -> None:
+def test_engines_get_the_method_of_eagle3() -> None:
     """The method is that of the head's layout."""
     treeopt("calibrate", *HEAD, *FEW, "-o", "alone.safetensors", "--force")
-    printed = treeopt("export", "--for", engine, "--calibration", "alone.safetensors", "--chain-length", "3").output
-    assert method in printed
-    assert "the figures do not hold" not in printed
+    methods = {"vllm": "eagle3", "sglang": "EAGLE3", "trtllm": "Eagle3", "llamacpp": "draft-eagle3"}
+    for engine, method in methods.items():
+        printed = treeopt("export", "--for", engine, "--calibration", "alone.safetensors", "--chain-length", "3").output
+        assert method in printed
+        assert "the figures do not hold" not in printed
 
 
 @looped(

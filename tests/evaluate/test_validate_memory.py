@@ -16,7 +16,7 @@ from drafters import answered, planted, prompts_of, quick_drafter
 from looped import looped
 from program import error_of, treeopt, treeopt_json
 from refusals import refusal_of
-from tiny import tiny_base
+from tiny import but_slow, tiny_base
 
 import treeopt as library
 from treeopt.decode.decoder import TreeDecoder
@@ -57,7 +57,7 @@ def setting(kind: str) -> tuple[Base, Any, Drafter, Base | None]:
     return base, None, drafter, draft
 
 
-@pytest.mark.parametrize("kind", [NGRAM, HEADS_NGRAM, MODEL])
+@pytest.mark.parametrize("kind", but_slow([NGRAM, HEADS_NGRAM, MODEL], NGRAM, HEADS_NGRAM))
 def test_prediction_replays_the_stream(kind: str) -> None:
     """In any batch, with per-step and static trees; what was served makes later texts take fewer steps."""
     base, heads, drafter, draft = setting(kind)
@@ -232,7 +232,7 @@ def test_compare_has_rows_with_the_memory() -> None:
         Memory(1 << 16),
         ["import os", "def f(path):", "class A:", "import sys, os", "class B:", "class B:\n"],
     )
-    options: Any = {"repeats": 1, "max_new_tokens": 24, "learn_tokens": 0, "methods": ["ngram"]}
+    options: Any = {"repeats": 1, "max_new_tokens": 24, "learn_tokens": 0, "methods": ["ngram"], "sizes": (4,)}
     for count in (1, 2):  # the second time every text is known
         found = library.compare("pocket", "pocket", prompts, memory=memory, **options)
         assert {row.same for row in found.rows if row.figures} == {len(found.texts)}

@@ -327,6 +327,7 @@ def test_answers_of_another_author(pocket: tuple[Base, MedusaHeads, list[Text]])
     assert given.difference < -0.1
 
 
+@pytest.mark.slow
 def test_another_chat_template(pocket: tuple[Base, MedusaHeads, list[Text]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a template that the heads were not trained with."""
     template = "{% for m in messages %}{{ m['content'][::-1] }}{% endfor %}"
