@@ -163,7 +163,7 @@ def test_sample_distribution_of_drafters(kind: str, rule: Sample) -> None:
     assert p_value(counted(decoder, rounds=6), text_probabilities(base, rule)) > ALPHA
 
 
-@pytest.mark.parametrize("num_heads", [1, 3])
+@pytest.mark.parametrize("num_heads", but_slow([1, 3], 3))
 @pytest.mark.parametrize("vocab", but_slow([2, 5], 2))
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiny_vocabularies(kind: str, vocab: int, num_heads: int) -> None:

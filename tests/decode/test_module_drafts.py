@@ -94,14 +94,12 @@ def check_plans(base: Base, draft: Base, seed: int, *, ngram: bool) -> None:
         ("eagle1", "llama", True),
         ("mtp", "qwen3-mixed", False),
         ("mtp3", "llama", True),
-        ("block", "llama", False),
         ("block", "gemma2", True),
         ("causal", "phi3", True),
         ("dspark", "llama", True),
         ("dspark-rnn", "gemma2", False),
         ("dflash2", "llama", True),
         ("domino", "llama", False),
-        ("peagle", "llama", False),
         ("peagle", "gemma2", True),
     ),
 )
@@ -117,7 +115,6 @@ def test_attention(case: tuple[str, str, bool]) -> None:
     but_slow(
         [*itertools.product(KINDS, ("qwen3_next", "qwen3_5_text"), (False, True))],
         ("mtp", "qwen3_5_text", True),
-        ("eagle3", "qwen3_next", False),
     ),
 )
 def test_recurrent(case: tuple[str, str, bool]) -> None:

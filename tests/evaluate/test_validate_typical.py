@@ -100,7 +100,7 @@ def predicted_exactly(base: Base, heads: MedusaHeads, tree: Plan, rule: Typical,
     return found
 
 
-@pytest.mark.parametrize("tree", but_slow(TREES, TREES[1], GAPS), ids=lambda tree: f"{tree.nodes} nodes")
+@pytest.mark.parametrize("tree", but_slow(TREES, GAPS), ids=lambda tree: f"{tree.nodes} nodes")
 def test_validate_typical_predicts_every_tree(tree: Tree) -> None:
     """Random heads, so many drafts are off the text; ranks up to the last one, and trees of one node."""
     base = tiny_base("llama", 1)
@@ -127,7 +127,7 @@ def test_validate_typical_where_texts_are_cut(end: bool) -> None:
         assert not end or new < 19 or any(trial.tokens < new for trial in found.metrics.trials)
 
 
-@pytest.mark.parametrize("cost", [(), SIZE_COST])
+@pytest.mark.parametrize("cost", but_slow([(), SIZE_COST], SIZE_COST))
 def test_validate_typical_of_policies(cost: tuple[tuple[int, float], ...]) -> None:
     """Trees chosen per step are predicted too, of one size and of several, alone and in batches."""
     base, heads = planted(3)
