@@ -86,7 +86,7 @@ def configs() -> dict[str, PreTrainedConfig]:
 
 def step(layers: int, of_mtp: int, heads: int = 4) -> PreTrainedConfig:
     """Step-3.7's: its sliding layers, as those of MTP are, may have other numbers of heads."""
-    kinds = ["full_attention", "sliding_attention", "full_attention", *["sliding_attention"] * (layers + of_mtp - 3)]
+    kinds = ["sliding_attention", "full_attention", "full_attention", *["sliding_attention"] * (layers + of_mtp - 3)]
     text = _COMMON | _EXPERTS | dict.fromkeys(("bos_token_id", "eos_token_id"))
     text |= {"num_hidden_layers": layers, "layer_types": kinds, "moe_layers_enum": "1,2", "sliding_window": 8}
     text |= {"head_dim": 8, "n_routed_experts": 4, "share_expert_dim": 16, "pad_token_id": 1}
@@ -95,15 +95,15 @@ def step(layers: int, of_mtp: int, heads: int = 4) -> PreTrainedConfig:
     return Step3p7Config(text_config=text | more, vision_config=vision)
 
 
-def write(folder: Path, family: str, seed: int = 0, count: int = 1, heads: int = 4) -> None:
+def write(folder: Path, family: str, seed: int = 0, count: int = 1, heads: tuple[int, int] = (4, 4)) -> None:
     """Save a base model of random weights with its MTP layers, under the names that the family publishes.
 
-    Step-3.7's sliding layers have so many `heads`.
+    Step-3.7's sliding layers have so many `heads`, and those of MTP.
     """
     config = configs()[family]
     layers = config.get_text_config().num_hidden_layers
     if family == "step3p7":
-        config, more = step(layers, count, heads), step(layers + count, 0, heads)
+        config, more = step(layers, count, heads[0]), step(layers + count, 0, heads[1])
     else:
         setattr(config, "mtp_num_hidden_layers" if family.startswith("qwen3") else "num_nextn_predict_layers", count)
         more = copy.deepcopy(config)

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from machines import accelerator
 from tiny import FAMILIES, VOCAB, chat_base, tiny_base
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
@@ -265,6 +265,37 @@ def test_load_base_other_floats(folder: Path, tiny: Base, dtype: torch.dtype) ->
     rewrite(folder, lambda state: {key: tensor.to(dtype) for key, tensor in state.items()})
     found = load_base(str(folder), device="cpu").lm_head.weight
     assert torch.equal(found, tiny.lm_head.weight.to(dtype).float())
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "vision", "expected"),
+    [
+        (
+            "qwen2_vl",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
+            {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2},
+            "Qwen2VLForConditionalGeneration",
+        ),
+        (
+            "qwen3_5",
+            {"head_dim": 16, "layer_types": ["full_attention", "full_attention"]},
+            {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32},
+            "Qwen3_5ForCausalLM",
+        ),
+    ],
+)
+def test_load_base_of_images_and_text(
+    kind: str, text: dict[str, Any], vision: dict[str, int], expected: str, tmp_path: Path
+) -> None:
+    """The class for text alone where transformers has one, else the one for both, which verifies trees of text."""
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    config = AutoConfig.for_model(kind, text_config={**sizes, **heads, **text}, vision_config=vision)
+    torch.manual_seed(0)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    base = load_base(str(tmp_path), dtype="float32")
+    assert (type(base.model).__name__, base.vocab_size, base.context, base.layers) == (expected, VOCAB, 128, 2)
+    check_trees(base)
 
 
 @pytest.mark.parametrize(("dtype", "attention"), [("float32", "sdpa"), ("bfloat16", "eager"), ("float16", "sdpa")])

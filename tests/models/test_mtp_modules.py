@@ -130,11 +130,12 @@ def test_layers_that_are_not_read_are_named(
     assert refused(base, state | layer, tmp_path).why == f"its layout is {title}'s, which is not read"
 
 
-def test_heads_of_step_3_7_are_those_of_its_tensors(tmp_path: Path) -> None:
-    """Its MTP layers may have another number of heads than most layers, as its sliding ones have."""
-    write(tmp_path, "step3p7", count=2, heads=2)
+@pytest.mark.parametrize("heads", [(4, 2), (2, 4), (2, 2)])
+def test_heads_of_step_3_7_are_those_of_its_tensors(heads: tuple[int, int], tmp_path: Path) -> None:
+    """Its MTP layers may have another number of heads than its sliding layers, and these than the others."""
+    write(tmp_path, "step3p7", count=2, heads=heads)
     draft = load_draft("mtp", load_base(str(tmp_path), dtype="float32"))
-    assert [layer.self_attn.num_heads for layer in draft.model.decoder.layers] == [2]
+    assert [layer.self_attn.num_heads for layer in draft.model.decoder.layers] == [heads[1]]
     assert layout_of(draft.model) == "MTP (step3p5), 2 layers"
 
 
