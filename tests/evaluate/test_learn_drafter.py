@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from drafters import planted
+from helpers import random_calibration
 from looped import looped
 from tiny import chat_base
 
@@ -17,7 +18,7 @@ from treeopt.drafting.learn import Learning
 from treeopt.drafting.ngram import RecordProposer
 from treeopt.evaluate import learn_drafter as module
 from treeopt.evaluate import profile as timed_step
-from treeopt.evaluate.learn_drafter import LearnedDrafter, learn_drafter
+from treeopt.evaluate.learn_drafter import LearnedDrafter, learn_drafter, plans_of
 from treeopt.evaluate.profile import TimedStep
 from treeopt.evaluate.validate import validate
 from treeopt.files.drafters import load_drafter, save_drafter
@@ -232,6 +233,18 @@ def test_fastest_dtype_is_stored(base: Base, monkeypatch: pytest.MonkeyPatch) ->
     assert base.dtype_name == "float32"
     with pytest.raises(ValueError, match="dtypes 'int8'"):
         learn_drafter(base, PROMPTS, learning=LITTLE, sizes=(4,), dtypes=("int8",), max_new_tokens=NEW)
+
+
+def test_chains_of_a_draft_are_timed() -> None:
+    """With a draft, chains of one to four drafts are plans, each once, with their tokens per step; else none is."""
+    calibration = random_calibration(0, heads=6)
+    chains = [Tree.chain(drafts).paths for drafts in (1, 2, 3, 4)]
+    for with_draft in (True, False):
+        plans = [plan for plan in plans_of(calibration, (8,), with_draft=with_draft) if isinstance(plan, Tree)]
+        assert [sum(plan.paths == chain for plan in plans) for chain in chains] == [int(with_draft)] * 4
+        assert all(plan.expected is not None for plan in plans)
+    two = plans_of(random_calibration(0, heads=2), (2,), with_draft=True)
+    assert [plan.depth for plan in two if isinstance(plan, Tree)] == [0, 1, 2]
 
 
 def test_equal_trees_are_measured_once(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,16 +91,15 @@ def fastest_of(figures: Sequence[PlanFigures]) -> PlanFigures:
 
 
 def plans_of(calibration: Calibration, sizes: Sequence[int], *, with_draft: bool) -> list[Plan]:
-    """None, then of each size the best tree and a policy; with a draft also trees of limited depths, and first chains.
+    """None, then of each size the best tree and a policy; no tree twice.
 
-    No tree is there twice.
-
-    Sizes are path tokens where per-step trees were traced by these.
+    With a draft, chains come before them, and trees of limited depths among them. Sizes are path tokens where per-step
+    trees were traced by these.
     """
     by_paths = calibration.steps is not None and calibration.steps.path_accepted is not None
-    plans: list[Plan] = [build_tree(calibration, ONE_NODE)]
     chains = [budget_of(1 + drafts, path_tokens=by_paths) for drafts in _DEPTHS if with_draft]
-    plans += [build_tree(calibration, **budget, top_k=1) for budget in chains[: calibration.num_heads]]
+    first = [build_tree(calibration, ONE_NODE), *(build_tree(calibration, **chain, top_k=1) for chain in chains)]
+    plans: list[Plan] = [tree for number, tree in enumerate(first) if tree not in first[:number]]
     limits = [*(depth for depth in _DEPTHS if with_draft and depth < calibration.num_heads), None]
     for size in sorted({*sizes} - {ONE_NODE}):
         budget = budget_of(size, path_tokens=by_paths)
