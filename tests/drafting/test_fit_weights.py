@@ -103,12 +103,14 @@ def test_terms_that_bring_nothing_are_left_out() -> None:
 
 
 def test_terms_that_say_the_same_are_not_left_out_together() -> None:
-    """Each of two equal terms could go, and without both the true tokens were less likely."""
+    """Each of two equal terms could go, and without both the true tokens were less likely; a third one goes."""
     found = random_candidates(1, 4000)
-    true = drawn(2, found, KNOWN)
+    true = drawn(2, found, replace(KNOWN, cache=(0.0,) * len(CACHE_LENGTHS)))
     found.terms[NGRAM] = found.terms[PRIOR] = (found.terms[NGRAM] + found.terms[PRIOR]) / 2
     level = fit_level(evidence(found, true)).level
     assert level.ngram + level.prior > 0.5
+    assert min(level.ngram, level.prior) == 0.0
+    assert level.cache == (0.0,) * len(CACHE_LENGTHS)
 
 
 def test_loss_and_correct_are_those_of_the_level() -> None:

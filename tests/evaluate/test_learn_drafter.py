@@ -243,8 +243,10 @@ def test_chains_of_a_draft_are_timed() -> None:
         plans = [plan for plan in plans_of(calibration, (8,), with_draft=with_draft) if isinstance(plan, Tree)]
         assert [sum(plan.paths == chain for plan in plans) for chain in chains] == [int(with_draft)] * 4
         assert all(plan.expected is not None for plan in plans)
-    two = plans_of(random_calibration(0, heads=2), (2,), with_draft=True)
-    assert [plan.depth for plan in two if isinstance(plan, Tree)] == [0, 1, 2]
+    for heads, size, depths in ((2, 4, [0, 1, 2]), (6, 2, [0, 1])):  # as deep as levels and the largest size allow
+        two = plans_of(random_calibration(0, heads=heads), (size,), with_draft=True)
+        trees = [plan for plan in two if isinstance(plan, Tree)]
+        assert [plan.depth for plan in trees if plan.nodes == plan.depth + 1] == depths
 
 
 def test_equal_trees_are_measured_once(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from chances import PROMPT, DrawnPerChild, processed, small_base
 from scipy import stats
-from tiny import random_heads
+from tiny import but_slow, random_heads
 from torch import Tensor
 
 from treeopt.decode import rules
@@ -138,7 +138,9 @@ def test_adjusted_p_counts_both_tests_of_a_prompt() -> None:
     assert adjusted_p([]) is None
 
 
-@pytest.mark.parametrize("rule", [RULE, Sample()], ids=str)
+@pytest.mark.parametrize(
+    "rule", but_slow([RULE, Sample(), Sample(temperature=1.5, top_p=0.7)], RULE, Sample()), ids=str
+)
 def test_right_rule_passes(small: Base, rule: Sample) -> None:
     """Neither test of the tree, nor the control, finds a difference where there is none."""
     found = result_of(small, rule, rule)

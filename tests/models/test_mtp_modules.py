@@ -139,6 +139,23 @@ def test_heads_of_step_3_7_are_those_of_its_tensors(heads: tuple[int, int], tmp_
     assert layout_of(draft.model) == "MTP (step3p5), 2 layers"
 
 
+def test_names_that_step_3_7_publishes(tmp_path: Path) -> None:
+    """vLLM's `step3p5_mtp.py` reads the last norm and a copy of the LM head below `transformer`, transformers not."""
+    write(tmp_path, "step3p7", count=2)
+    base = load_base(str(tmp_path), dtype="float32")
+    expected = load_draft("mtp", base).fingerprint
+    state = load_file(tmp_path / "model.safetensors")
+    state = {
+        key.replace(".shared_head.", ".transformer.shared_head.").replace("_head.head.", "_head.output."): one
+        for key, one in state.items()
+    }
+    save_file(state, tmp_path / "model.safetensors")
+    assert load_draft("mtp", base).fingerprint == expected
+    head = "model.layers.4.transformer.shared_head.output.weight"
+    error = refused(base, state | {head: state[head] + 1}, tmp_path)
+    assert f"has a {head} that is not the base's" in str(error)
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("family", "count"),

@@ -249,12 +249,12 @@ def fit_level(given: Evidence | None) -> LevelFit:
         return torch.nn.functional.cross_entropy((features @ weights).masked_fill(excluded, -torch.inf), targets)
 
     weights = _minimum(start, functools.partial(loss, features))
-    if idle := _idle(weights, features, excluded):
+    while idle := _idle(weights, features, excluded):  # one by one: of terms that say the same one stays
         without = features.index_fill(-1, torch.tensor(idle), 0.0)
         fewer = _minimum(start, functools.partial(loss, without))
-        # Terms that say the same may be idle one by one and not together.
-        if loss(without, fewer) - loss(features, weights) < len(idle) / len(targets):
-            weights = fewer
+        if loss(without, fewer) - loss(features, weights) >= len(idle) / len(targets):
+            break
+        features, weights = without, fewer
     estimated = (features @ weights).masked_fill(excluded, -torch.inf).log_softmax(-1)
     likelihood = -torch.nn.functional.nll_loss(estimated, targets).item()
     estimated = estimated[:, :-1]
@@ -269,19 +269,19 @@ def fit_level(given: Evidence | None) -> LevelFit:
 
 
 def _idle(weights: Tensor, features: Tensor, excluded: Tensor) -> list[int]:
-    """Columns of the terms that bring nothing, by the curvature of the loss at its minimum."""
+    """Columns of the term that brings least below its price, by the curvature of the loss; empty where none does."""
     count = len(features)
     likely = (features @ weights).masked_fill(excluded, -torch.inf).softmax(-1)
     mean = torch.einsum("nc,ncf->nf", likely, features)
     spread = torch.einsum("nc,ncf,ncg->fg", likely, features, features) - mean.T @ mean
     inverse = torch.linalg.inv(spread + 2 * RIDGE * count * torch.eye(len(weights), dtype=spread.dtype))
-    found = []
+    least, found = 0.0, list[int]()
     for term in _TERMS:
         used = [column for column in term if spread[column, column] > 0]
         # Twice the log-likelihood that the term brings, where the others would be fitted again (Wald).
         brings = weights[used] @ torch.linalg.solve(inverse[used][:, used], weights[used])
-        if used and brings < 2 * len(used):
-            found += used
+        gain = float(brings) - 2 * len(used)
+        least, found = (gain, used) if gain < least else (least, found)
     return found
 
 

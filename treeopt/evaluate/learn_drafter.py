@@ -97,7 +97,8 @@ def plans_of(calibration: Calibration, sizes: Sequence[int], *, with_draft: bool
     trees were traced by these.
     """
     by_paths = calibration.steps is not None and calibration.steps.path_accepted is not None
-    chains = [budget_of(1 + drafts, path_tokens=by_paths) for drafts in _DEPTHS if with_draft]
+    lengths = [drafts for drafts in _DEPTHS if with_draft and drafts < max(sizes)]
+    chains = [budget_of(1 + drafts, path_tokens=by_paths) for drafts in lengths]
     first = [build_tree(calibration, ONE_NODE), *(build_tree(calibration, **chain, top_k=1) for chain in chains)]
     plans: list[Plan] = [tree for number, tree in enumerate(first) if tree not in first[:number]]
     limits = [*(depth for depth in _DEPTHS if with_draft and depth < calibration.num_heads), None]
@@ -197,7 +198,7 @@ def learned_parts(found: LearnedDrafter) -> Iterator[Part]:
     yield from _plan_parts(found)
     if found.chains is not None:
         yield from chain_parts(found.chains, found.drafter.name, found.sampled_alpha)
-        yield "timed chains are among the trees above: those as deep as their drafts"
+        yield "timed chains are among the trees above: those of g drafts have g + 1 nodes and depth g"
         chains = picked(found.chains, "alpha", "best_drafts", "best_replayed_drafts", "chains")
         more = {"cost_ratio": found.chains.cost, "alpha_sampled": found.sampled_alpha}
         yield Fact(None, {**chains, **more}, key="chains")
@@ -253,8 +254,8 @@ def learn_drafter(
 
     The recommended plan is the one with the most tokens per second: cross-validated tokens per step over the seconds of
     a step; it is `Tree(())`, plain decoding, where no other is faster. With a draft model, which runs once for each
-    level, static trees of limited depth are candidates too. The steps are timed on this machine at batch 1, at the end
-    of the text of median length, all in turn.
+    level, chains and static trees of limited depth are candidates too. The steps are timed on this machine at batch 1,
+    at the end of the text of median length, all in turn.
 
     Args:
         model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.

@@ -1,4 +1,4 @@
-"""The base model: a stock causal language model from `transformers`, unmodified, with its tokenizer."""
+"""The base model: a stock language model from `transformers`, unmodified, with its tokenizer."""
 
 from __future__ import annotations
 
@@ -19,17 +19,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError, check_choice, first_line
 from treeopt.files.bundled import tokenizer_of
@@ -376,12 +366,12 @@ def load_base(
         options["attn_implementation"] = "eager"
     folder = find_base(name)
     local = built_in(name) is not None or here(name) is not None
-    check_files(name, folder)
+    kind = check_files(name, folder)
     where, from_hub = str(folder) if local else name, not local and hub_reachable()
     options |= {"dtype": torch_dtype, "local_files_only": not from_hub}
     try:
         with warnings.catch_warnings(action="ignore"):  # `check_loaded` reports what matters
-            model, info = _class_for(where, local_files_only=not from_hub).from_pretrained(
+            model, info = kind.from_pretrained(
                 where,
                 trust_remote_code=False,  # the default asks on the terminal whether to run code of the checkpoint
                 output_loading_info=True,
@@ -404,14 +394,6 @@ def load_base(
     base = Base(model, load_tokenizer(name, where, folder, local_files_only=not from_hub), shown, notes, read)
     check_runs(base)
     return base
-
-
-def _class_for(where: str, **options: bool) -> Any:
-    """The class of transformers that loads a model: that for images and text where there is none for text alone."""
-    config = AutoConfig.from_pretrained(where, trust_remote_code=False, **options)
-    pictured = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not config.is_encoder_decoder
-    alone = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    return AutoModelForImageTextToText if pictured and not alone else AutoModelForCausalLM
 
 
 def check_runs(base: Base) -> None:

@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
 from treeopt.models.tensors import check_shards, listed, read_config, refused_name, refused_pickle
@@ -23,19 +30,24 @@ _SMALL = 1 << 28  # weights; this many fit into memory, and loading them names t
 _ADVICE = re.compile(r"weights_only|trust_remote_code|above report|ignore_mismatched_sizes")
 
 
-def check_files(name: str, folder: Path) -> None:
-    """Check the files of a base model before it is loaded."""
+def check_files(name: str, folder: Path) -> Any:
+    """Check the files of a base model before it is loaded; the class of transformers that loads it.
+
+    That for images and text where there is none for text alone.
+    """
     for settings in _SETTINGS:
         read_config(folder / settings)
     check_shards(folder)
-    check_size(name, folder)
+    return check_size(name, folder)
 
 
-def check_size(name: str, folder: Path) -> None:
+def check_size(name: str, folder: Path) -> Any:
     """Raise E304 where a config describes a model far larger than its files, or weights are stored as integers.
 
     Loading fills missing weights with random numbers, so a wrong config could use up the memory before it is detected.
+    Returned is the class that loads the model.
     """
+    kind: Any = AutoModelForCausalLM
     stored, size = _stored(folder)
     most = _most_layers(read_config(folder / _SETTINGS[0]))
     if most > _MOST_LAYERS:
@@ -45,12 +57,14 @@ def check_size(name: str, folder: Path) -> None:
         layers = config.get_text_config().num_hidden_layers
         if size and layers > (len(stored) or size):  # checked first: the time of the rest grows with this number
             raise _not_of_config(name, f"describes {layers} layers, which its files cannot hold")
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not config.is_encoder_decoder:
+            kind = AutoModelForImageTextToText if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else kind
         with torch.device("meta"), warnings.catch_warnings(action="ignore"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            model = kind.from_config(config, trust_remote_code=False)
     except TreeoptError:
         raise
-    except Exception:  # loading will raise the same error
-        return
+    except Exception:  # loading will raise the same error, or follow an adapter to its base
+        return kind
     weights = sum(weight.numel() for weight in model.parameters())
     if size and weights > max(_SMALL, _WEIGHTS_A_BYTE * size):
         raise _not_of_config(name, f"describes {weights:,} weights, and the files hold {size:,} bytes")
@@ -58,6 +72,7 @@ def check_size(name: str, folder: Path) -> None:
         for key, _ in model.named_parameters():
             if not stored.get(key, "F32").startswith(("F", "BF")):
                 raise _not_of_config(name, f"names no quantisation, and {key} is stored as {stored[key]}")
+    return kind
 
 
 def check_loaded(name: str, model: nn.Module, info: Mapping[str, Any]) -> tuple[str, ...]:
@@ -125,7 +140,7 @@ def not_loadable(name: str, error: Exception, folder: Path | None = None) -> Tre
     what, why = f"{name} is not a model that transformers can load", plain_reason(error)
     if folder is not None and "for this kind of AutoModel" in why:
         config = read_config(folder / _SETTINGS[0])
-        what = f"{name} ({config.get('model_type')}) is no causal language model, and treeopt loads no others"
+        what = f"{name} ({config.get('model_type')}) is no causal language model, nor one of images and text"
         named = ", ".join(config.get("architectures") or ["no class"])
         why = f"transformers has no causal language model of this type; config.json names {named}"
     return TreeoptError(Code.MODEL_INVALID, what, why=why)

@@ -124,7 +124,8 @@ def _load_mtp(base: Base) -> Base:
         _check_shared(base, tensors, loaders)
         layout = mtp_layout(tensors, config, base.hidden_size, number=len(layers))
         state = {key: loaders[key]() for key in tensors.values()}
-        if (gate := tensors.get("self_attn.g_proj.weight")) is not None:  # Step-3.7: one row for each head
+        gate = tensors.get("self_attn.g_proj.weight")  # of Step-3.7 one row for each head
+        if gate is not None and layout.config.model_type == "step3p5" and state[gate].ndim == 2:
             layout.config.num_attention_heads = len(state[gate])
         layers.append(_module(MTP, base, layout, state))
         tensors = mtp_tensors(loaders, config, len(layers))
@@ -147,7 +148,8 @@ def _all_mtp(keys: Iterable[str], config: PreTrainedConfig) -> list[str]:
 
 def _check_shared(base: Base, tensors: Mapping[str, str], loaders: Mapping[str, Callable[[], Tensor]]) -> None:
     """Raise E216 where an MTP layer has embeddings or an LM head that are not copies of the base's."""
-    shared = {"embed_tokens.weight": base.model.get_input_embeddings(), "shared_head.head.weight": base.lm_head}
+    heads = ("shared_head.head.weight", "transformer.shared_head.output.weight")
+    shared = {"embed_tokens.weight": base.model.get_input_embeddings(), **dict.fromkeys(heads, base.lm_head)}
     for key, module in shared.items():
         if key in tensors:
             own, of_base = loaders[tensors[key]](), module.weight
@@ -194,7 +196,7 @@ def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
     """The module of these tensors as a model, in the base's dtype and on its device."""
     wiring, text = layout.wiring, base.model.config.get_text_config()
     kind: Any = BlockModule if isinstance(wiring, BlockWiring) else DraftModule
-    if type(layout.config) not in MODEL_MAPPING:  # Step-3.7's text model
+    if wiring.kind == MTP and type(layout.config) not in MODEL_MAPPING:  # Step-3.7's text model
         kind = functools.partial(kind, kind=type(base.model.get_decoder()))
     if wiring.state_size != text.hidden_size:
         raise _mismatch(name, base, f"it reads states of width {wiring.state_size}, the base's are {text.hidden_size}")

@@ -41,12 +41,14 @@ _EAGLE: Names = (
     (r"embedding_layernorm\.", "embedding_norm."),
     (r"hidden_states_layernorm\.", "state_norm."),
 )
-_SHARED = r"(shared_head\.head|embed_tokens|lm_head)\..*"  # copies of the base's
+_SHARED = r"((transformer\.)?shared_head\.(head|output)|embed_tokens|lm_head)\..*"  # copies of the base's
 _PARTS = ("embedding_norm.", "state_norm.", "fc.", "norm.")
-# What the layouts of MTP layers call these parts: Qwen's and Mellum's, DeepSeek's and GLM's, MiMo's and speculators'.
+# What the layouts of MTP layers call these parts: Qwen's and Mellum's, DeepSeek's and GLM's, Step's, MiMo's and
+# speculators'.
 _STYLES: tuple[tuple[str, ...], ...] = (
     ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
     ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
+    ("enorm", "hnorm", "eh_proj", "transformer.shared_head.norm"),
     ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
 )
 _BASE = r"(model\.)?(language_model\.)?(model\.)?"  # prefixes of a base's own tensors
@@ -217,10 +219,11 @@ def mtp_tensors(keys: Iterable[str], config: PreTrainedConfig, number: int = 0) 
 
 
 def _style(keys: Iterable[str]) -> tuple[str, ...]:
-    """What the parts of an MTP layer are called, by its tensors but the last norm; empty where there are none."""
+    """What the parts of an MTP layer are called, by its tensors; empty where there are none but the last norm."""
     known = list(keys)
     found = {style: sum(key.startswith(f"{own}.") for own in style[:3] for key in known) for style in _STYLES}
-    return max(found, key=lambda style: found[style]) if any(found.values()) else ()
+    ends = {style: any(key.startswith(f"{style[-1]}.") for key in known) for style in _STYLES}
+    return max(found, key=lambda style: (found[style], ends[style])) if any(found.values()) else ()
 
 
 def unread_mtp(config: PreTrainedConfig) -> str:
