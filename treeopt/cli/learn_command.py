@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -81,11 +82,7 @@ def run(console: Console, **options: Any) -> None:
 
     Takes about 3 minutes for the built-in model and its prompts on two CPU cores.
     """
-    drafter = chosen_drafter(options, HEADS_NGRAM)
-    if drafter not in LEARNED:
-        raise click.BadParameter(f"{drafter!r} is not {' or '.join(LEARNED)}", param_hint="--drafter")
-    if is_one_of_several():
-        raise click.UsageError("learn runs in one process: start it without torchrun, and with WORLD_SIZE unset")
+    drafter = _drafter(options)
     check_outputs(options, options["output"], suffixes=(".safetensors",))
     check_inputs()
     _, *further = dtypes_of(options)
@@ -124,6 +121,16 @@ def run(console: Console, **options: Any) -> None:
         treeopt.save_drafter(made, options["output"], overwrite=options["force"])
         work.remove()
     _report(console, found, options["output"], base, loaded)
+
+
+def _drafter(options: Mapping[str, Any]) -> str:
+    """The kind of the drafter to learn."""
+    drafter = chosen_drafter(options, HEADS_NGRAM)
+    if drafter not in LEARNED:
+        raise click.BadParameter(f"{drafter!r} is not {' or '.join(LEARNED)}", param_hint="--drafter")
+    if is_one_of_several():
+        raise click.UsageError("learn runs in one process: start it without torchrun, and with WORLD_SIZE unset")
+    return drafter
 
 
 def _report(console: Console, found: LearnedDrafter, output: str, base: Base, loaded: LoadedHeads | None) -> None:
