@@ -202,12 +202,6 @@ def test_files_that_do_not_fit(text: str) -> None:
     assert json.loads(treeopt(*WRONG[text], "--json", status=3).stderr)["error"] == error_number(refused)
 
 
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would learn the same, and all but one find the file written."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "learn runs in one process" in treeopt("learn", status=2).stderr
-
-
 @pytest.mark.slow
 def test_interrupted_while_timing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ctrl-C after all else is learned leaves the work folder alone, and says how to continue."""

@@ -20,6 +20,7 @@ from program import error_number, error_of, treeopt
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.drafters import load_drafter
 from treeopt.runs.processes import check_device
 
 LEARN = ["calibrate", "--model", "pocket", "--limit", "2", "--max-new-tokens", "8", "--learn-tokens", "60"]
@@ -51,6 +52,20 @@ def test_three_processes_of_torchrun_give_the_bytes_of_one(tmp_path: Path, monke
     assert done.returncode == 0, done.stderr
     assert files(tmp_path / "three") == files(tmp_path / "one")
     assert done.stdout.count("texts,") == done.stderr.count("wrote calibration.safetensors") == 1
+
+
+@pytest.mark.slow
+def test_two_processes_of_torchrun_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one times trees and writes the drafter, whose table is that of one process; both end with status 0."""
+    monkeypatch.chdir(tmp_path)
+    learn = ["learn", *LEARN[1:], "--nodes", "4"]
+    treeopt(*learn, "-o", "one.safetensors")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "treeopt", *learn]
+    done = subprocess.run([*command, "-o", "two.safetensors"], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    one, two = (load_drafter(f"{name}.safetensors") for name in ("one", "two"))
+    assert one.id == two.id
+    assert done.stderr.count("wrote two.safetensors") == 1
 
 
 @pytest.mark.slow

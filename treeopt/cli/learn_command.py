@@ -31,7 +31,6 @@ from treeopt.cli.options import (
     prompt_options,
     say_prompts,
 )
-from treeopt.cli.processes import is_one_of_several
 from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_work, work_options
 from treeopt.defaults import DRAFTER_FILE, HEADS_NGRAM, LEARN_SIZES, MODEL, NGRAM, STEP_SIZES
 
@@ -82,13 +81,16 @@ def run(console: Console, **options: Any) -> None:
 
     Takes about 3 minutes for the built-in model and its prompts on two CPU cores.
     """
-    drafter = _drafter(options)
+    drafter = chosen_drafter(options, HEADS_NGRAM)
+    if drafter not in LEARNED:
+        raise click.BadParameter(f"{drafter!r} is not {' or '.join(LEARNED)}", param_hint="--drafter")
     check_outputs(options, options["output"], suffixes=(".safetensors",))
     check_inputs()
     _, *further = dtypes_of(options)
     if further and options["device_map"] is not None:
         raise click.UsageError("--device-map takes one --dtype: the model is copied for each further one")
     name, batches, work = chosen_prompts(options), batch_settings(console, options), open_work(options)
+    from treeopt.evaluate.learn_drafter import divided_learn
     from treeopt.texts.prompts import load_prompts
     from treeopt.verify.probe import check_trees
 
@@ -99,12 +101,11 @@ def run(console: Console, **options: Any) -> None:
     draft = load_draft_model(console, options, base)
     say_prompts(console, prompts)
     check_trees(base)
-    fields = {name: options[name] for name in ("temperature", "seed", "levels")}
-    learning = treeopt.Learning(sampled_tokens(options), ngram=drafter in WITH_TABLE, **fields)
+    learning = _learning(options, ngram=drafter in WITH_TABLE)
     console.note(learning.announcement(prompts, options["max_new_tokens"]))
     with ending_work(console, work):
         with console.progress("learn") as progress:
-            found = treeopt.learn_drafter(
+            found = divided_learn(
                 base,
                 prompts,
                 loaded,
@@ -117,20 +118,17 @@ def run(console: Console, **options: Any) -> None:
                 compile=with_compiled,
                 progress=progress,
             )
+        if found is None:
+            return
         made = with_configuration(found.drafter, console.configuration)
         treeopt.save_drafter(made, options["output"], overwrite=options["force"])
         work.remove()
     _report(console, found, options["output"], base, loaded)
 
 
-def _drafter(options: Mapping[str, Any]) -> str:
-    """The kind of the drafter to learn."""
-    drafter = chosen_drafter(options, HEADS_NGRAM)
-    if drafter not in LEARNED:
-        raise click.BadParameter(f"{drafter!r} is not {' or '.join(LEARNED)}", param_hint="--drafter")
-    if is_one_of_several():
-        raise click.UsageError("learn runs in one process: start it without torchrun, and with WORLD_SIZE unset")
-    return drafter
+def _learning(options: Mapping[str, Any], *, ngram: bool) -> treeopt.Learning:
+    fields = {name: options[name] for name in ("temperature", "seed", "levels")}
+    return treeopt.Learning(sampled_tokens(options), ngram=ngram, **fields)
 
 
 def _report(console: Console, found: LearnedDrafter, output: str, base: Base, loaded: LoadedHeads | None) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.calibrate.pipeline import run_calibration
+from treeopt.calibrate.pipeline import CalibrationOptions, calibrate, job_of
 from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
@@ -282,6 +282,24 @@ def learn_drafter(
         >>> found.drafter.num_heads, found.drafter.plan.drafter == found.drafter.id
         (0, True)
     """
+    more: dict[str, Any] = {"tokenizer": tokenizer, "learning": learning, "sizes": sizes, "progress": progress}
+    found = divided_learn(model, prompts, heads, **more, **options)
+    assert found is not None, "only commands divide a run among processes"
+    return found
+
+
+def divided_learn(
+    model: GivenModel,
+    prompts: GivenPrompts,
+    heads: GivenHeads | None = None,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    learning: Learning | None = None,
+    sizes: Sequence[int] = LEARN_SIZES,
+    progress: Progress = silent,
+    **options: Any,
+) -> LearnedDrafter | None:
+    """What `learn_drafter` does; None in a process that follows another."""
     _check_sizes(sizes)
     dtypes: Sequence[str] = options.pop("dtypes", ())
     with_compiled = options.pop("compile", False)
@@ -289,9 +307,11 @@ def learn_drafter(
         check_choice("dtypes", dtype, DTYPES)
     base, loaded = as_base(model, tokenizer), None if heads is None else as_heads(heads)
     draft = options["draft"] = as_draft(options.get("draft"), base)
-    run = run_calibration(
-        base, loaded, prompts, learning=learning or Learning(), steps=True, progress=progress, **options
-    )
+    chosen = CalibrationOptions(**options, steps=True)
+    job = job_of(base, loaded, prompts, chosen, learning=learning or Learning(), progress=progress)
+    run = calibrate(job)
+    if run is None:
+        return None
     assert run.learned is not None
     plans = plans_of(run.calibration, sizes, with_draft=draft is not None)
     with memory_as_error("smaller sizes, or fewer dtypes"):
