@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -101,34 +100,20 @@ def run(console: Console, **options: Any) -> None:
     draft = load_draft_model(console, options, base)
     say_prompts(console, prompts)
     check_trees(base)
-    learning = _learning(options, ngram=drafter in WITH_TABLE)
+    fields = {name: options[name] for name in ("temperature", "seed", "levels")}
+    learning = treeopt.Learning(sampled_tokens(options), ngram=drafter in WITH_TABLE, **fields)
     console.note(learning.announcement(prompts, options["max_new_tokens"]))
     with ending_work(console, work):
         with console.progress("learn") as progress:
-            found = divided_learn(
-                base,
-                prompts,
-                loaded,
-                **batches,
-                learning=learning,
-                draft=draft,
-                work=work,
-                sizes=options["nodes"] or LEARN_SIZES,
-                dtypes=further,
-                compile=with_compiled,
-                progress=progress,
-            )
+            more = {"learning": learning, "draft": draft, "work": work, "dtypes": further, "compile": with_compiled}
+            sizes = options["nodes"] or LEARN_SIZES
+            found = divided_learn(base, prompts, loaded, **batches, **more, sizes=sizes, progress=progress)
         if found is None:
             return
         made = with_configuration(found.drafter, console.configuration)
         treeopt.save_drafter(made, options["output"], overwrite=options["force"])
         work.remove()
     _report(console, found, options["output"], base, loaded)
-
-
-def _learning(options: Mapping[str, Any], *, ngram: bool) -> treeopt.Learning:
-    fields = {name: options[name] for name in ("temperature", "seed", "levels")}
-    return treeopt.Learning(sampled_tokens(options), ngram=ngram, **fields)
 
 
 def _report(console: Console, found: LearnedDrafter, output: str, base: Base, loaded: LoadedHeads | None) -> None:
