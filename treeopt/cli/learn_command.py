@@ -105,9 +105,9 @@ def run(console: Console, **options: Any) -> None:
     console.note(learning.announcement(prompts, options["max_new_tokens"]))
     with ending_work(console, work):
         with console.progress("learn") as progress:
-            more = {"learning": learning, "draft": draft, "work": work, "dtypes": further, "compile": with_compiled}
+            batches |= {"draft": draft, "work": work, "dtypes": further, "compile": with_compiled}
             sizes = options["nodes"] or LEARN_SIZES
-            found = divided_learn(base, prompts, loaded, **batches, **more, sizes=sizes, progress=progress)
+            found = divided_learn(base, loaded, prompts, learning, sizes, progress, batches)
         if found is None:
             return
         made = with_configuration(found.drafter, console.configuration)

@@ -282,33 +282,30 @@ def learn_drafter(
         >>> found.drafter.num_heads, found.drafter.plan.drafter == found.drafter.id
         (0, True)
     """
-    more: dict[str, Any] = {"tokenizer": tokenizer, "learning": learning, "sizes": sizes, "progress": progress}
-    found = divided_learn(model, prompts, heads, **more, **options)
+    _check_sizes(sizes)
+    base, loaded = as_base(model, tokenizer), None if heads is None else as_heads(heads)
+    found = divided_learn(base, loaded, prompts, learning or Learning(), sizes, progress, options)
     assert found is not None, "only commands divide a run among processes"
     return found
 
 
 def divided_learn(
-    model: GivenModel,
+    base: Base,
+    loaded: LoadedHeads | None,
     prompts: GivenPrompts,
-    heads: GivenHeads | None = None,
-    *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    learning: Learning | None = None,
-    sizes: Sequence[int] = LEARN_SIZES,
-    progress: Progress = silent,
-    **options: Any,
+    learning: Learning,
+    sizes: Sequence[int],
+    progress: Progress,
+    options: dict[str, Any],
 ) -> LearnedDrafter | None:
     """What `learn_drafter` does; None in a process that follows another."""
-    _check_sizes(sizes)
     dtypes: Sequence[str] = options.pop("dtypes", ())
     with_compiled = options.pop("compile", False)
     for dtype in dtypes:
         check_choice("dtypes", dtype, DTYPES)
-    base, loaded = as_base(model, tokenizer), None if heads is None else as_heads(heads)
     draft = options["draft"] = as_draft(options.get("draft"), base)
     chosen = CalibrationOptions(**options, steps=True)
-    job = job_of(base, loaded, prompts, chosen, learning=learning or Learning(), progress=progress)
+    job = job_of(base, loaded, prompts, chosen, learning=learning, progress=progress)
     run = calibrate(job)
     if run is None:
         return None
