@@ -107,8 +107,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
     "streams-pocket": ("python bench/streams.py --model pocket --tokens 50000 --decode",),
     "streams-smollm2": (
-        "python bench/streams.py --model smollm2 --tokens 10000 --drafters ngram heads+ngram "
-        "--streams edits agent once",
+        "python bench/streams.py --model smollm2 --tokens 10000 --drafters ngram --streams edits once",
     ),
     "fusion-pocket": ("python bench/fusion.py --model pocket --drafters heads --texts 8",),
     "fusion-drafters": (
