@@ -24,7 +24,7 @@ def pages_of(*folders: str) -> tuple[str, ...]:
 USER_PAGES = ("README.md", *pages_of("", "engines"))  # for people who deploy a model
 DEVELOPER_PAGES = pages_of("develop")
 PAGES = (*USER_PAGES, *DEVELOPER_PAGES, "CONTRIBUTING.md", "SECURITY.md")
-MOST_WORDS = {USER_PAGES: 16_000, (*USER_PAGES, *DEVELOPER_PAGES): 34_200}  # issue 43, with what later issues add
+MOST_WORDS = {USER_PAGES: 16_000, (*USER_PAGES, *DEVELOPER_PAGES): 34_400}  # issue 43, with what later issues add
 LANGUAGES = ("", "sh", "python", "text", "yaml")
 
 

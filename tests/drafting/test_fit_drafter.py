@@ -208,16 +208,16 @@ def test_positions_are_a_share_of_long_texts(monkeypatch: pytest.MonkeyPatch) ->
 
 @looped(("depth", "levels"), [(2, 2), (5, 3)])
 def test_the_prior_is_chosen_by_three_levels_at_most(depth: int, levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By all levels of a drafter that has fewer."""
+    """By all levels of a drafter that has fewer; and by all terms, so that losses are of the same ones."""
     base, fits = tiny_base("llama", 1), FitSample.fits
-    asked: list[int] = []
+    asked: list[tuple[int, bool]] = []
 
     def noted(
-        self: FitSample, folds: Sequence[Drafter], positions: int, levels: int
+        self: FitSample, folds: Sequence[Drafter], positions: int, levels: int, *, whole: bool = False
     ) -> list[tuple[LevelFit, NDArray[np.bool_]]]:
-        asked.append(levels)
-        return fits(self, folds, positions, levels)
+        asked.append((levels, whole))
+        return fits(self, folds, positions, levels, whole=whole)
 
     monkeypatch.setattr(FitSample, "fits", noted)
     fit_drafter(sample_of(base, noisy(2)), [unfitted(base, levels=depth)])
-    assert asked == [levels] * len(CACHE_PRIORS) + [depth]
+    assert asked == [(levels, True)] * len(CACHE_PRIORS) + [(depth, False)]

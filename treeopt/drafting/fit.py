@@ -137,10 +137,12 @@ class FitSample:
         own, sure, right, known = (np.concatenate(one) for one in zip(*parts, strict=True))
         return own, sure, right, known
 
-    def fits(self, folds: Sequence[Drafter], positions: int, levels: int) -> list[tuple[LevelFit, Bools]]:
-        """The fits of the first levels, each with bool [n]; arguments and these as of `evidence`."""
+    def fits(
+        self, folds: Sequence[Drafter], positions: int, levels: int, *, whole: bool = False
+    ) -> list[tuple[LevelFit, Bools]]:
+        """The fits of the first levels, each with bool [n]; these as of `evidence`, `whole` as of `fit_level`."""
         parts, known = self.evidence(folds, positions, levels)
-        fits = [fit_level(Evidence.joined(part) if part else None) for part in parts]
+        fits = [fit_level(Evidence.joined(part) if part else None, whole=whole) for part in parts]
         return list(zip(fits, known.T, strict=True))
 
 
@@ -178,9 +180,9 @@ def _logistic_loss(features: Tensor, targets: Tensor, weights: Tensor) -> Tensor
     return torch.nn.functional.binary_cross_entropy_with_logits(features @ weights, targets)
 
 
-def _minimum(start: Tensor, loss_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """The weights of the least loss and distance from their start, times `RIDGE`."""
-    weights = start.clone().requires_grad_()
+def _minimum(start: Tensor, loss_of: Callable[[Tensor], Tensor], near: Tensor | None = None) -> Tensor:
+    """The weights of the least loss and distance from their start, times `RIDGE`; searched from `near` on."""
+    weights = (start if near is None else near).clone().requires_grad_()
     optimiser = torch.optim.LBFGS([weights], max_iter=_STEPS, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
@@ -201,7 +203,8 @@ def _with_prior(sample: FitSample, folds: Sequence[Drafter]) -> list[Drafter]:
         return [dataclasses.replace(fold, cache_prior=prior) for fold in folds]
 
     def loss(prior: float) -> float:
-        return sum(fit.loss for fit, _ in sample.fits(with_prior(prior), _PRIOR_POSITIONS, levels))
+        fits = sample.fits(with_prior(prior), _PRIOR_POSITIONS, levels, whole=True)
+        return sum(fit.loss for fit, _ in fits)
 
     return with_prior(min(CACHE_PRIORS, key=loss))
 
@@ -235,8 +238,8 @@ def evidence(found: Features, true: Ints) -> Evidence:
     return Evidence(features, excluded, np.where(hit.any(1), hit.argmax(1), slots))
 
 
-def fit_level(given: Evidence | None) -> LevelFit:
-    """Fit the weights and the calibration map of one level; without evidence they are the defaults."""
+def fit_level(given: Evidence | None, *, whole: bool = False) -> LevelFit:
+    """Fit weights and calibration map of one level, with all terms if `whole`; without evidence they are the defaults."""
     if given is None or not len(given.targets):
         return LevelFit(Level(), 0.0, np.zeros(0, np.bool_))
     features = torch.from_numpy(given.features).double()
@@ -249,9 +252,10 @@ def fit_level(given: Evidence | None) -> LevelFit:
         return torch.nn.functional.cross_entropy((features @ weights).masked_fill(excluded, -torch.inf), targets)
 
     weights = _minimum(start, functools.partial(loss, features))
-    while idle := _idle(weights, features, excluded):  # one by one: of terms that say the same one stays
+    while idle := [] if whole else _idle(weights, features, excluded):  # one by one: of equal terms one stays
         without = features.index_fill(-1, torch.tensor(idle), 0.0)
-        fewer = _minimum(start, functools.partial(loss, without))
+        near = weights.index_fill(0, torch.tensor(idle), 0.0)
+        fewer = _minimum(start, functools.partial(loss, without), near)
         if loss(without, fewer) - loss(features, weights) >= len(idle) / len(targets):
             break
         features, weights = without, fewer
