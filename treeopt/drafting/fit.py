@@ -239,7 +239,7 @@ def evidence(found: Features, true: Ints) -> Evidence:
 
 
 def fit_level(given: Evidence | None, *, whole: bool = False) -> LevelFit:
-    """Fit weights and calibration map of one level, with all terms if `whole`; without evidence they are the defaults."""
+    """Fit weights and calibration map of a level, with all terms if `whole`; without evidence they are the defaults."""
     if given is None or not len(given.targets):
         return LevelFit(Level(), 0.0, np.zeros(0, np.bool_))
     features = torch.from_numpy(given.features).double()
