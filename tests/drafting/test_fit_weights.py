@@ -94,23 +94,23 @@ def test_known_numbers_come_back() -> None:
 
 def test_terms_that_bring_nothing_are_left_out() -> None:
     """Weights of terms that the true tokens do not follow are 0, not small; those of the others are found."""
-    found = random_candidates(1, 10_000)
-    followed = replace(KNOWN, ngram=0.0, cache=(0.0,) * len(CACHE_LENGTHS))
-    level = fit_level(evidence(found, drawn(2, found, followed))).level
-    assert (level.ngram, level.cache) == (0.0, followed.cache)
+    found = random_candidates(3, 10_000)
+    followed = replace(KNOWN, ngram=0.0, prompt_lookup=(0.0,) * MAX_MATCH)
+    level = fit_level(evidence(found, drawn(4, found, followed))).level
+    assert (level.ngram, level.prompt_lookup) == (0.0, followed.prompt_lookup)
     assert (level.head, level.prior) == pytest.approx((0.8, 0.3), abs=0.05)
-    assert level.prompt_lookup[:3] == pytest.approx((1.0, 2.0, 3.0), abs=0.2)
+    assert level.cache[:3] == pytest.approx((0.2, 0.9, 0.6), abs=0.1)
 
 
 def test_terms_that_say_the_same_are_not_left_out_together() -> None:
     """Each of two equal terms could go, and without both the true tokens were less likely; a third one goes."""
     found = random_candidates(1, 4000)
-    true = drawn(2, found, replace(KNOWN, cache=(0.0,) * len(CACHE_LENGTHS)))
+    true = drawn(2, found, replace(KNOWN, prompt_lookup=(0.0,) * MAX_MATCH))
     found.terms[NGRAM] = found.terms[PRIOR] = (found.terms[NGRAM] + found.terms[PRIOR]) / 2
     level = fit_level(evidence(found, true)).level
     assert level.ngram + level.prior > 0.5
     assert min(level.ngram, level.prior) == 0.0
-    assert level.cache == (0.0,) * len(CACHE_LENGTHS)
+    assert level.prompt_lookup == (0.0,) * MAX_MATCH
 
 
 def test_loss_and_correct_are_those_of_the_level() -> None:

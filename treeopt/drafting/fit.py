@@ -3,7 +3,7 @@
 Each level is a conditional logit model: the probability of a candidate is the softmax of its score. Maximum likelihood
 is a convex problem in 22 weights, so it has one solution and takes seconds. Outputs of base and heads are constants.
 All are fitted to a sample of positions, each seen by the drafter of its fold, whose table was counted without its text.
-Terms that bring less than one nat for each of their weights (Akaike 1974) are left out.
+Frequency, table and prompt lookup are left out where they bring less than one nat for each weight (Akaike 1974).
 """
 
 import dataclasses
@@ -37,6 +37,7 @@ Pairs = tuple[tuple[float, float], ...]
 CACHE_PRIORS = (1.0, 2.0, 4.0, 8.0)  # of which one is chosen; tokens per step differ by 1 % between 1 and 4
 RIDGE = 1e-4  # keeps weights without evidence at their start values
 _POSITIONS = 8000  # that a level is fitted to, on average
+_FEWEST = 500  # positions by which a term may be found to bring nothing
 _PRIOR_POSITIONS, _PRIOR_LEVELS = 2000, 3  # that the prior of the cache is chosen by
 _LEAST_REACH = 0.01  # of a level below the heads: share of positions where all top-1 candidates down to it are right
 _STEPS = 60
@@ -48,7 +49,7 @@ _AS_GOOD = 1 - 1e-9  # rates with a ratio above this are equal up to rounding
 _LOOKUP = 3
 _CACHE = _LOOKUP + MAX_MATCH
 _OTHER = _CACHE + len(CACHE_LENGTHS)  # the constant, the score of all other tokens
-_TERMS = ([1], [2], [*range(_LOOKUP, _CACHE)], [*range(_CACHE, _OTHER)])  # that a level may do without
+_TERMS = ([1], [2], [*range(_LOOKUP, _CACHE)])  # that a level may do without; a memory is searched by the others
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,6 +253,7 @@ def fit_level(given: Evidence | None, *, whole: bool = False) -> LevelFit:
         return torch.nn.functional.cross_entropy((features @ weights).masked_fill(excluded, -torch.inf), targets)
 
     weights = _minimum(start, functools.partial(loss, features))
+    whole = whole or len(targets) < _FEWEST
     while idle := [] if whole else _idle(weights, features, excluded):  # one by one: of equal terms one stays
         without = features.index_fill(-1, torch.tensor(idle), 0.0)
         near = weights.index_fill(0, torch.tensor(idle), 0.0)
