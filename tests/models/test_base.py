@@ -296,6 +296,11 @@ def test_load_base_of_images_and_text(
     base = load_base(str(tmp_path), dtype="float32")
     assert (type(base.model).__name__, base.vocab_size, base.context, base.layers) == (expected, VOCAB, 128, 2)
     check_trees(base)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"]["intermediate_size"] = 10**9
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(TreeoptError, match="the files hold"):  # before memory is used for it
+        load_base(str(tmp_path), dtype="float32")
 
 
 @pytest.mark.parametrize(("dtype", "attention"), [("float32", "sdpa"), ("bfloat16", "eager"), ("float16", "sdpa")])
