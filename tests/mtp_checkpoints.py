@@ -15,6 +15,8 @@ from transformers import (
     DeepseekV3Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    InklingConfig,
+    InklingTextConfig,
     MellumConfig,
     PreTrainedConfig,
     Qwen2Config,
@@ -43,6 +45,13 @@ _LINEAR = {
     "linear_value_head_dim": 8,
 }
 _LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+_RELATIVE = {
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 8,
+    "d_rel": 4,
+    "rel_extent": 16,
+}
 _BY_NUMBER = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1}
 
 
@@ -81,7 +90,26 @@ def configs() -> dict[str, PreTrainedConfig]:
         ),
         "mimo": Qwen2Config(**_COMMON, num_hidden_layers=3, num_nextn_predict_layers=1),
         "step3p7": step(3, 2),
+        "inkling_text": inkling(),
+        "inkling_mm_model": inkling(of_text=False),
     }
+
+
+def inkling(layers: int = 3, of_mtp: int = 1, *, of_text: bool = True, window: int = 32) -> PreTrainedConfig:
+    """Inkling's: every layer has convolutions and relative positions, and attends to all tokens or to a window."""
+    kinds = {"layer_types": ["hybrid", "hybrid_sliding", "hybrid"], "mlp_layer_types": ["dense", "sparse", "sparse"]}
+    if layers > 3:
+        kinds["layer_types"] += ["hybrid", "hybrid_sliding", "hybrid"][: layers - 3]
+        kinds["mlp_layer_types"] += ["dense"] * (layers - 3)
+    sizes = {"num_hidden_layers": layers, "head_dim": 8, "sliding_window_size": window, "n_routed_experts": 4}
+    given = {"chain_hidden_post_norm": True, "mtp_local_layer_ids": [1], "unpadded_vocab_size": VOCAB - 4}
+    given |= {"num_mtp_layers": of_mtp, "n_shared_experts": 1, "logits_mup_width_multiplier": 2.0}
+    text = InklingTextConfig(**_COMMON, **_EXPERTS, **_RELATIVE, **kinds, **sizes, **given)
+    if of_text:
+        return text
+    vision = {"hidden_size": 16, "n_layers": 2, "patch_size": 4, "text_hidden_size": WIDTH}
+    audio = {"n_mel_bins": 4, "mel_vocab_size": 8, "text_hidden_size": WIDTH}
+    return InklingConfig(text_config=text.to_dict(), vision_config=vision, audio_config=audio)
 
 
 def step(layers: int, of_mtp: int, heads: int = 4) -> PreTrainedConfig:
@@ -104,6 +132,9 @@ def write(folder: Path, family: str, seed: int = 0, count: int = 1, heads: tuple
     layers = config.get_text_config().num_hidden_layers
     if family == "step3p7":
         config, more = step(layers, count, heads[0]), step(layers + count, 0, heads[1])
+    elif family.startswith("inkling"):
+        of_text = family == "inkling_text"
+        config, more = inkling(layers, count, of_text=of_text), inkling(layers + count, of_text=of_text)
     else:
         setattr(config, "mtp_num_hidden_layers" if family.startswith("qwen3") else "num_nextn_predict_layers", count)
         more = copy.deepcopy(config)
@@ -121,16 +152,20 @@ def write(folder: Path, family: str, seed: int = 0, count: int = 1, heads: tuple
 
 
 def _weights(config: PreTrainedConfig, folder: Path, seed: int) -> dict[str, Tensor]:
-    """The tensors of a model of random weights, saved in a folder; experts one by one, as in published checkpoints."""
+    """The tensors of a model of random weights, saved in a folder; experts one by one, where these are published."""
     torch.manual_seed(seed)
-    kind = AutoModelForImageTextToText if isinstance(config, Step3p7Config) else AutoModelForCausalLM
+    of_images = isinstance(config, (Step3p7Config, InklingConfig))
+    kind = AutoModelForImageTextToText if of_images else AutoModelForCausalLM
     model = kind.from_config(config, dtype=torch.float32)
     for weight in model.parameters():
         weight.data = (
             torch.randn_like(weight) * 0.15 if weight.dim() > 1 else weight.data + torch.randn_like(weight) * 0.1
         )
     model.save_pretrained(folder)
-    return dict(part for item in load_file(folder / "model.safetensors").items() for part in _unfused(*item))
+    state = load_file(folder / "model.safetensors")
+    if isinstance(config, (InklingConfig, InklingTextConfig)):
+        return state
+    return dict(part for item in state.items() for part in _unfused(*item))
 
 
 def _unfused(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
@@ -182,6 +217,15 @@ def _published(
             f"{place}hidden_layernorm.weight": norm(),
             f"{place}input_proj.weight": project,
             f"{place}final_layernorm.weight": norm(),
+        }
+    if family.startswith("inkling"):
+        place = f"model.mtp.layers.{number}."
+        return {
+            **{f"{place}transformer_block.{key}": one for key, one in layer.items()},
+            f"{place}embed_norm.weight": norm(),
+            f"{place}hidden_norm.weight": norm(),
+            f"{place}input_proj.weight": project,
+            **({} if number else {"model.mtp.chain_norm.weight": norm()}),
         }
     center = 0.0 if family.startswith("qwen3") else 1.0  # their norms multiply by 1 + w
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from conftest import ROOT_FOLDER
 from decoding import stock
 from drafters import answered, prompts_of
 from helpers import random_tree
+from mtp_checkpoints import write
 from naive_draft import random_drafter
 from predicted import predict
 from tiny import but_slow, family, tiny_base
@@ -31,7 +33,8 @@ from treeopt.drafting.trace import draft_sources, positions_of, states_for
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.eagle2 import DEPTHS, TOP_KS, eagle2_drafter
 from treeopt.evaluate.learn_drafter import outside_shares
-from treeopt.models.base import Base
+from treeopt.models.base import Base, load_base
+from treeopt.models.draft_files import load_draft
 from treeopt.models.draft_module import kind_of
 from treeopt.policy import Plan, TreePolicy
 from treeopt.schedule import Schedule, ScheduledPlan
@@ -122,6 +125,14 @@ def test_recurrent(case: tuple[str, str, bool]) -> None:
     kind, name, ngram = case
     base = family(name, 1)
     check_plans(base, tiny_module(base, kind, 2), 3, ngram=ngram)
+
+
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_layers_with_a_state(count: int, tmp_path: Path) -> None:
+    """Inkling's convolutions, relative positions and windows: its MTP layers run on copies of their caches."""
+    write(tmp_path, "inkling_mm_model", count=count)
+    base = load_base(str(tmp_path), dtype="float32")
+    check_plans(base, load_draft("mtp", base), count, ngram=True)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp3", "peagle", "block", "dspark-rnn"])

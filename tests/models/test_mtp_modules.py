@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny import tiny_base
 from tiny_modules import tiny_module
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
@@ -21,9 +21,10 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
 from treeopt.models.draft_files import load_draft
 from treeopt.models.draft_module import DraftModule, layout_of
-from treeopt.verify.levels import LevelSession
+from treeopt.verify.probe import levels_of
 
-OF_TRANSFORMERS = ("deepseek_v3", "glm4_moe", "mellum", "step3p7")
+OF_TRANSFORMERS = ("deepseek_v3", "glm4_moe", "mellum", "step3p7", "inkling_text", "inkling_mm_model")
+SEVERAL = ("deepseek_v3", "glm4_moe", "step3p7", "inkling_mm_model")  # layers
 # Their configs in transformers do not say that they have MTP layers; its MTP model takes their decoder layers, too.
 TOLD = ("glm4_moe_lite", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
@@ -43,11 +44,12 @@ def test_reads_every_family(loaded: tuple[str, Base]) -> None:
     assert isinstance(draft.model, DraftModule)
     assert draft.model.wiring.kind == "mtp"
     assert draft.model.wiring.reads == (base.layers,)
-    assert draft.model.wiring.state_first == (family == "mimo")
+    assert draft.model.wiring.state_first == (family.startswith(("mimo", "inkling")))
 
 
 _BY_NUMBER = ("enorm", "hnorm", "eh_proj", "shared_head.norm", "self_attn.o_proj", "mlp.experts.1.up_proj")
 _OF_QWEN = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "layers.0.self_attn.o_proj")
+_OF_INKLING = ("embed_norm", "hidden_norm", "input_proj", "transformer_block.self_attn.k_sconv.conv1d")
 _OF_MIMO = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", "self_attn.o_proj", "mlp.up_proj")
 NAMED = {  # tensors of the MTP layer as its family publishes them: four parts, and some of the decoder layer
     "deepseek_v3": [f"model.layers.3.{name}.weight" for name in _BY_NUMBER],
@@ -58,6 +60,14 @@ NAMED = {  # tensors of the MTP layer as its family publishes them: four parts, 
     "qwen3_next": [f"mtp.{name}.weight" for name in (*_OF_QWEN, "layers.0.mlp.experts.1.up_proj")],
     "qwen3_5_moe_text": [f"mtp.{name}.weight" for name in (*_OF_QWEN, "layers.0.mlp.experts.1.up_proj")],
     "qwen3_5_text": [f"mtp.{name}.weight" for name in (*_OF_QWEN, "layers.0.mlp.up_proj")],
+    "inkling_text": [
+        "model.mtp.chain_norm.weight",
+        *(f"model.mtp.layers.0.{name}.weight" for name in (*_OF_INKLING, "transformer_block.mlp.up_proj")),
+    ],
+    "inkling_mm_model": [
+        "model.mtp.chain_norm.weight",
+        *(f"model.mtp.layers.0.{name}.weight" for name in _OF_INKLING[:3]),
+    ],
     "mimo": [f"model.mtp_layers.0.{name}.weight" for name in _OF_MIMO],
 }
 
@@ -82,7 +92,7 @@ def test_faults_are_named_as_in_the_files(loaded: tuple[str, Base], tmp_path: Pa
         shape = list(state[name].shape)
         found = str(refused(base, state | {name: torch.zeros(*shape[:-1], 3)}, tmp_path))
         assert f"and {name} has shape {[*shape[:-1], 3]}, not {shape}\n" in found
-    extra = NAMED[family][-1].replace("up_proj.weight", "extra.weight")
+    extra = f"{NAMED[family][-1].rsplit('.', 2)[0]}.extra.weight"
     assert f"has also {extra}" in str(refused(base, state | {extra: torch.zeros(3)}, tmp_path)) or "experts" in extra
 
 
@@ -99,35 +109,18 @@ _FAMILY = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
 }
-_INKLING = {
-    "swa_num_attention_heads": 4,
-    "swa_num_key_value_heads": 2,
-    "swa_head_dim": 8,
-    "d_rel": 4,
-    "rel_extent": 16,
-    "n_shared_experts": 1,
-    "num_mtp_layers": 1,
-}
 
 
-@pytest.mark.parametrize(
-    ("kind", "more", "tensors", "title"),
-    [
-        ("inkling_text", _INKLING, ("hidden_norm", "embed_norm", "input_proj", "transformer_block.attn"), "Inkling"),
-        ("mimo_v2_flash", {}, ("enorm", "hnorm", "eh_proj", "self_attn.o_proj"), "MiMo-V2"),
-    ],
-)
-def test_layers_that_are_not_read_are_named(
-    kind: str, more: dict[str, int], tensors: tuple[str, ...], title: str, tmp_path: Path
-) -> None:
+def test_layers_that_are_not_read_are_named(tmp_path: Path) -> None:
     """The error names their family; of a checkpoint without MTP tensors it says so."""
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **_FAMILY, **more)).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("mimo_v2_flash", **_FAMILY)).save_pretrained(tmp_path)
     base = load_base(str(tmp_path), dtype="float32")
     state = load_file(tmp_path / "model.safetensors")
     assert refused(base, state, tmp_path).why == "it has no tensors of one"
+    tensors = ("enorm", "hnorm", "eh_proj", "self_attn.o_proj")
     layer = {f"model.mtp.layers.0.{name}.weight": torch.ones(WIDTH) for name in tensors}
-    assert refused(base, state | layer, tmp_path).why == f"its layout is {title}'s, which is not read"
+    assert refused(base, state | layer, tmp_path).why == "its layout is MiMo-V2's, which is not read"
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (2, 4), (2, 2)])
@@ -159,7 +152,7 @@ def test_names_that_step_3_7_publishes(tmp_path: Path) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("family", "count"),
-    [*((family, 1) for family in (*OF_TRANSFORMERS, *TOLD)), ("deepseek_v3", 3), ("glm4_moe", 3), ("step3p7", 3)],
+    [*((family, 1) for family in (*OF_TRANSFORMERS, *TOLD)), *((family, 3) for family in SEVERAL)],
 )
 def test_drafts_are_those_of_transformers(family: str, count: int, tmp_path: Path) -> None:
     """The logits of each level's draft are those of transformers' MTP model, which has one layer for each."""
@@ -167,7 +160,7 @@ def test_drafts_are_those_of_transformers(family: str, count: int, tmp_path: Pat
     base = load_base(str(tmp_path), dtype="float32")
     layers = base.layers
     numbers = "|".join(str(layers + number) for number in range(count))
-    base.model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.({numbers})\..*", r"^mtp\..*"]
+    base.model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.({numbers})\..*", r"^(model\.)?mtp\..*"]
     draft = load_draft("mtp", base)
     assert isinstance(draft.model, DraftModule)
     assert draft.model.wiring.reads == (layers,)
@@ -190,12 +183,12 @@ def test_drafts_are_those_of_transformers(family: str, count: int, tmp_path: Pat
         logits_processor=None,
         full_input_ids=ids,
     )
-    session = LevelSession(draft, 1)
+    session = levels_of(draft, 1)
     read = torch.zeros(1, 11, draft.model.state_width)
     read[..., :WIDTH] = states[:, :-1]
     found = [session.append(ids[:, 1:], hidden=read)[:, -1:]]
     session.keep([11])
-    session.hidden = session.hidden[:, -1:]
+    session.after(session.hidden[:, -1])
     found += [session.extend(tokens[:, level : level + 1], np.zeros((1, 1), np.int64)) for level in range(count - 1)]
     torch.testing.assert_close(torch.cat(found, dim=1), expected, rtol=0, atol=1e-5)
     root = draft.model.logits(session_root(draft, ids, read))
@@ -203,30 +196,33 @@ def test_drafts_are_those_of_transformers(family: str, count: int, tmp_path: Pat
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", ["llama", "qwen3-mixed"])
-def test_rows_of_a_text_one_by_one(name: str) -> None:
-    """Without a mask, after a cache, they give the logits of all in one forward: no layer sees rows that it lacks."""
-    base = tiny_base(name, 1, vocab_size=29)
-    module = tiny_module(base, "mtp3", 2).model
-    ids = torch.randint(0, 29, (1, 7), generator=torch.Generator().manual_seed(3))
-    read = torch.randn(1, 7, base.hidden_size, generator=torch.Generator().manual_seed(4))
-    expected = module(ids, read, position_ids=torch.arange(7)[None], use_cache=False).logits
-    kinds = getattr(module.config, "layer_types", None)
-    mask = dict.fromkeys(kinds) if kinds else None
-    cache, below = DynamicCache(), torch.zeros(1, 1, module.state_width)
-    for row in range(7):
+@pytest.mark.parametrize(("name", "rows"), [("llama", 7), ("qwen3-mixed", 7), ("inkling_mm_model", 40)])
+def test_rows_of_a_text_one_by_one(name: str, rows: int, tmp_path: Path) -> None:
+    """Without a mask, after caches of their own, they give the logits of all in one forward; a window of 32 moves."""
+    if name.startswith("inkling"):
+        write(tmp_path, name, count=3)
+        base = load_base(str(tmp_path), dtype="float32")
+        module = load_draft("mtp", base).model
+    else:
+        base = tiny_base(name, 1, vocab_size=29)
+        module = tiny_module(base, "mtp3", 2).model
+    ids = torch.randint(0, 29, (1, rows), generator=torch.Generator().manual_seed(3))
+    read = torch.randn(1, rows, base.hidden_size, generator=torch.Generator().manual_seed(4))
+    expected = module(ids, read, position_ids=torch.arange(rows)[None], use_cache=False).logits
+    caches, below = None, torch.zeros(1, 1, module.state_width)
+    for row in range(rows):
         hidden = torch.cat([read[:, row : row + 1], below[..., base.hidden_size :]], dim=-1)
-        where = {"position_ids": torch.tensor([[row]]), "past_key_values": cache}
-        out = module(ids[:, row : row + 1], hidden, attention_mask=mask, use_cache=True, **where)
-        [below] = out.hidden_states
+        where = {"position_ids": torch.tensor([[row]]), "past_key_values": caches}
+        out = module(ids[:, row : row + 1], hidden, use_cache=True, **where)
+        [below], caches = out.hidden_states, out.past_key_values
         torch.testing.assert_close(out.logits[:, 0], expected[:, row], rtol=0, atol=1e-5)
-    last = module(ids, read, position_ids=torch.arange(7)[None], use_cache=False).hidden_states[0][:, -1:]
+    last = module(ids, read, position_ids=torch.arange(rows)[None], use_cache=False).hidden_states[0][:, -1:]
     torch.testing.assert_close(below, last, rtol=0, atol=1e-5)
 
 
 def session_root(draft: Base, ids: Tensor, read: Tensor) -> Tensor:
     """What the children of the last token read."""
-    session = LevelSession(draft, 1)
+    session = levels_of(draft, 1)
     session.append(ids[:, 1:], hidden=read)
     assert session.hidden is not None
     return session.hidden[:, -1]

@@ -17,11 +17,8 @@ from torch import Tensor
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import AcceptedPart, Expansion, Ints, TokenLists
 from treeopt.drafting.model import FIRST, PIECE, ModelProposer, ModelSession
-from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.draft_module import DraftModule
-from treeopt.verify.levels import LevelSession
-from treeopt.verify.probe import route_of
 from treeopt.verify.session import pick
 
 
@@ -31,9 +28,6 @@ class ModuleProposer(ModelProposer):
     def __init__(self, base: Base, draft: Base, drafter: Drafter) -> None:
         super().__init__(base, draft, drafter)
         assert isinstance(draft.model, DraftModule)
-        if route_of(draft) != "tree":
-            what = f"the layers of {draft.name} cannot attend to a tree"
-            raise TreeoptError(Code.NO_TREES, what, why="a draft module runs a level of a tree in one forward")
         self.module = draft.model
 
     def start(self, texts: TokenLists, depth: int, ends: TokenLists | None = None) -> ModuleSession:
@@ -49,7 +43,6 @@ class ModuleSession(ModelSession):
     source: ModuleProposer
     first = 1
     traced = False
-    _model: LevelSession
 
     def __init__(self, proposer: ModuleProposer, texts: TokenLists, depth: int, ends: TokenLists | None = None) -> None:
         super().__init__(proposer, texts, depth, ends)

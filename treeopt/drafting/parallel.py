@@ -16,6 +16,8 @@ from treeopt.drafting.kernel.session import KernelRows, KernelSession
 from treeopt.drafting.module import ModuleProposer, ModuleSession, TracedModule
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
+from treeopt.verify.levels import LevelSession
+from treeopt.verify.probe import route_of
 
 
 class ParallelProposer(ModuleProposer):
@@ -24,6 +26,9 @@ class ParallelProposer(ModuleProposer):
     def __init__(self, base: Base, draft: Base, drafter: Drafter) -> None:
         super().__init__(base, draft, drafter)
         check_levels(draft, drafter)
+        if route_of(draft) != "tree":
+            what = f"the layers of {draft.name} cannot attend to a tree"
+            raise TreeoptError(Code.NO_TREES, what, why="P-EAGLE runs the rows of a block after a cache of all texts")
 
     def start(self, texts: TokenLists, depth: int, ends: TokenLists | None = None) -> ModuleSession:
         return ParallelSession(self, texts, depth, None) if ends is None else TracedParallel(self, texts, depth, ends)
@@ -58,6 +63,7 @@ class ParallelSession(LevelsAtOnce, ModuleSession):
     """Drafting of a batch; the kernel grows trees, as all logits are known when a step begins."""
 
     source: ParallelProposer  # type: ignore[assignment]  # its logits are not of the roots' states alone
+    _model: LevelSession
 
     @torch.inference_mode()
     def all_levels(self, roots: Tensor) -> Tensor:

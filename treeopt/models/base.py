@@ -127,8 +127,10 @@ class Base:
 
     @property
     def vocab_size(self) -> int:
-        """V, the width of the logits."""
-        return self.lm_head.weight.shape[0]
+        """V, the width of the logits: the rows of the LM head, of which Inkling leaves the last ones out."""
+        rows = self.lm_head.weight.shape[0]
+        most: int | None = getattr(self.model.config.get_text_config(decoder=True), "unpadded_vocab_size", None)
+        return min(rows, most or rows)
 
     @property
     def hidden_size(self) -> int:

@@ -1,6 +1,7 @@
 """Loading of what `--draft` names: a draft model, an EAGLE head, a block drafter, or the base's own MTP layers."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import re
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import MODEL_MAPPING, PreTrainedConfig
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from treeopt.defaults import BLOCK, EAGLE, MODEL, MTP
 from treeopt.errors import Code, TreeoptError, first_line
@@ -143,7 +145,7 @@ def _all_mtp(keys: Iterable[str], config: PreTrainedConfig) -> list[str]:
     while layer := mtp_tensors(known, config, number):
         found += layer.values()
         number += 1
-    return found
+    return list(dict.fromkeys(found))
 
 
 def _check_shared(base: Base, tensors: Mapping[str, str], loaders: Mapping[str, Callable[[], Tensor]]) -> None:
@@ -210,7 +212,7 @@ def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
     try:
         with torch.device("meta"):  # a wrong config could describe a module that does not fit into memory
             described = kind(layout.config, wiring, *shared)
-        tensors = _fitting(name, described, layout, state)
+        tensors = _fitting(name, described, layout, state, base.model.config.model_type)
         module = kind(layout.config, wiring, *shared)
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
         what = f"{name} is read as {wiring.title}, and no module can be made from its config"
@@ -230,16 +232,21 @@ def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
 
 def beside(base: Base, module: StateModule, name: str) -> Base:
     """A module as a draft of a base, on its device and in its dtype."""
-    for parameter in module.requires_grad_(False).parameters():
-        parameter.data = parameter.data.to(base.dtype)
+    single = getattr(getattr(module, "decoder", None), "_keep_in_fp32_modules_strict", None) or ()
+    for name, parameter in module.requires_grad_(False).named_parameters():
+        if not any(part in name for part in single):  # Inkling's convolutions
+            parameter.data = parameter.data.to(base.dtype)
     module.of_base = (base.model.get_input_embeddings(), base.lm_head)
     module.to(base.device).eval()  # buffers, such as rotary frequencies, keep their dtype
     module.config.max_position_embeddings = base.context  # positions beyond those of its config are as far apart
     return Base(module, base.tokenizer, name)
 
 
-def _fitting(name: str, module: StateModule, layout: ModuleLayout, state: State) -> dict[str, Tensor]:
-    """The tensors by a module's names; E216 names those that are missing, unexpected or of another shape."""
+def _fitting(name: str, module: StateModule, layout: ModuleLayout, state: State, of_base: str) -> dict[str, Tensor]:
+    """The tensors by a module's names; E216 names those that are missing, unexpected or of another shape.
+
+    `of_base` is the type of the base's config.
+    """
     read = [key for key in state if layout.renamed(key) != DROPPED]
     known = {layout.renamed(key): key for key in read}
     twice = [key for key in read if known[layout.renamed(key)] != key]
@@ -247,7 +254,7 @@ def _fitting(name: str, module: StateModule, layout: ModuleLayout, state: State)
     expected = {key: tuple(one.shape) for key, one in module.state_dict().items() if key not in OWN}
     odd = _odd_experts(state)
     if layout.wiring.kind == MTP and not odd:
-        tensors = _converted(name, module, tensors)
+        tensors = _converted(name, module, tensors, of_base)
     names = {key: known.get(key) or layout.original(key, known) for key in (*expected, *tensors)}
     stored = {names[key]: one for key, one in tensors.items()} | {key: state[key] for key in twice}
     if fault := odd or misfit(stored, {names[key]: shape for key, shape in expected.items()}):
@@ -267,17 +274,22 @@ def _odd_experts(state: State) -> str:
     return misfit({key: state[key] for key in found}, shapes)
 
 
-def _converted(name: str, module: DraftModule, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _converted(name: str, module: DraftModule, tensors: Mapping[str, Tensor], of_base: str) -> dict[str, Tensor]:
     """The tensors, those of decoder layers as transformers stores them, such as the experts of a layer in one."""
     part = {key.removeprefix(_DECODER): one for key, one in tensors.items() if key.startswith(_DECODER)}
     rest = {key: one for key, one in tensors.items() if not key.startswith(_DECODER)}
     width = module.decoder.config.hidden_size
     unused = {"embed_tokens.weight": torch.zeros(1, width), "norm.weight": torch.ones(width)}
+    if hasattr(module.get_input_embeddings(), "embed_norm"):
+        unused["embed_tokens.embed_norm.weight"] = torch.ones(width)
+    config = copy.copy(module.decoder.config)
+    if get_checkpoint_conversion_mapping(config.model_type) is None:  # names are those of a model of images, too
+        config.model_type = of_base
     try:
         with warnings.catch_warnings(action="ignore"):
             made, info = type(module.decoder).from_pretrained(
                 None,
-                config=module.decoder.config,
+                config=config,
                 state_dict=part | unused,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # `_fitting` refuses them with their names

@@ -42,14 +42,16 @@ _EAGLE: Names = (
     (r"hidden_states_layernorm\.", "state_norm."),
 )
 _SHARED = r"((transformer\.)?shared_head\.(head|output)|embed_tokens|lm_head)\..*"  # copies of the base's
+_CHAIN_NORM = "chain_norm"
 _PARTS = ("embedding_norm.", "state_norm.", "fc.", "norm.")
 # What the layouts of MTP layers call these parts: Qwen's and Mellum's, DeepSeek's and GLM's, Step's, MiMo's and
-# speculators'.
+# speculators', Inkling's, whose last norm is one for all layers.
 _STYLES: tuple[tuple[str, ...], ...] = (
     ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
     ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
     ("enorm", "hnorm", "eh_proj", "transformer.shared_head.norm"),
     ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
+    ("embed_norm", "hidden_norm", "input_proj", _CHAIN_NORM),
 )
 _BASE = r"(model\.)?(language_model\.)?(model\.)?"  # prefixes of a base's own tensors
 
@@ -60,7 +62,7 @@ OTHERS = (
     (r"Gemma4Assistant.*", "an assistant of Gemma 4, which reads its base's cache"),
 )
 # MTP layers that are not read, by the types of their models.
-_UNREAD_MTP = {"inkling": "Inkling", "mimo_v2": "MiMo-V2"}
+_UNREAD_MTP = {"inkling2": "Inkling 2", "mimo_v2": "MiMo-V2"}
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,10 @@ def mtp_tensors(keys: Iterable[str], config: PreTrainedConfig, number: int = 0) 
             if number and prefix == prefixes[-1] and not any(re.match(own, key) for key in tensors):
                 return {}
             named = ((re.sub(rf"^{own}", "layers.0.", key), key, full) for key, full in tensors.items())
-            return {name: full for name, key, full in named if not key.startswith("layers.") or re.match(own, key)}
+            layer = {name: full for name, key, full in named if not key.startswith("layers.") or re.match(own, key)}
+            chained = getattr(config.get_text_config(decoder=True), "chain_hidden_post_norm", False)
+            norm = (re.fullmatch(rf"{_BASE}mtp\.({_CHAIN_NORM}\.weight)", key) for key in known if chained)
+            return layer | {str(match[4]): match[0] for match in norm if match}
     return {}
 
 
@@ -254,10 +259,13 @@ def mtp_layout(
     `number` is that of the layer, from 0, among several.
     """
     style = _style(tensors)
-    reversed_ = "input_proj" in style and given is None  # MiMo; speculators have the embedding first
+    reversed_ = "token_layernorm" in style and given is None  # MiMo; speculators have the embedding first
     prefix = next(full.removesuffix(key) for key, full in tensors.items() if not key.startswith("layers."))
     layer = f"{prefix}layers.{number}." if "fc" in style else prefix
     parts = [(f"{prefix}{own}.", part) for own, part in zip(style, _PARTS, strict=True)]
+    if _CHAIN_NORM in style:
+        parts[-1] = (f"{prefix.split('layers.')[0]}{_CHAIN_NORM}.", _PARTS[-1])
+        layer = f"{prefix}transformer_block."
     parts.append((layer, "decoder.layers.0."))
     names = ((re.escape(prefix) + _SHARED, DROPPED), *((re.escape(own), part) for own, part in parts))
     first = base.get_text_config(decoder=True)
@@ -268,6 +276,7 @@ def mtp_layout(
         state_size=width,
         state_first=reversed_ or bool(getattr(first, "mtp_hidden_states_first", False)),
         norms=True,
+        final_norm=bool(getattr(first, "chain_hidden_post_norm", True)),
         chains_normed=True,
     )
     return ModuleLayout(wiring, _mtp_config(first, number), (*UNUSED, *names))

@@ -25,8 +25,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding as embedding_of
 from torch.nn.functional import pad
-from transformers import AutoModel, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, Cache, DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from treeopt.defaults import MAX_DEPTH, MODEL
@@ -135,9 +136,10 @@ class StateModule(PreTrainedModel):
         return self.tokens if self.wiring.vocabulary else None
 
     def head(self, normed: Tensor) -> Tensor:
-        """Logits [..., V_draft] of states after the module's norm."""
-        logits: Tensor = self.get_output_embeddings()(normed)
-        return logits.to(normed.device)  # the base's LM head may be on another one
+        """Logits [..., V_draft] of states after the module's norm, which Inkling divides; it has spare logits, too."""
+        logits: Tensor = self.get_output_embeddings()(normed / getattr(self.config, "logits_mup_width_multiplier", 1.0))
+        most = getattr(self.config, "unpadded_vocab_size", None)
+        return logits[..., :most].to(normed.device)  # the base's LM head may be on another one
 
 
 class DraftModule(StateModule):
@@ -225,20 +227,26 @@ class DraftModule(StateModule):
             logits_to_keep: as of stock models.
             output_hidden_states: not read; states are always returned.
             level: of these nodes in the tree; 0 for tokens of the text, whose rows follow each other.
-            inputs: mask, positions and cache, as of stock models.
+            inputs: mask, positions and cache, as of stock models. Without one for all layers, each of several layers
+                has a cache of its own, and these are returned as a list.
         """
-        embedding = self.get_input_embeddings()(input_ids)
+        embedding = self.embedded(input_ids)
         layers: list[DraftModule] = [self, *self.further]
-        if hidden is None:
-            hidden = embedding.new_zeros(*embedding.shape[:-1], self.state_width)
-        hidden = pad(hidden, (0, self.state_width - hidden.shape[-1]))
-        read = list(hidden.chunk(len(layers), dim=-1))
+        if hidden is None:  # its logits are those of the first layer
+            hidden, layers = torch.zeros_like(embedding), layers[:1]
+        width = len(layers) * embedding.shape[-1]
+        read = list(pad(hidden, (0, width - hidden.shape[-1])).chunk(len(layers), dim=-1))
         first, last = min(level, len(layers) - 1), len(layers) - 1
         below = [torch.zeros_like(part) for part in read]
+        caches = _own_caches(layers, inputs.get("past_key_values"))
+        start = int(inputs["position_ids"][0, 0]) if caches and "position_ids" in inputs else 0
         for number in range(first, len(layers)):
-            masked = inputs if number == 0 else _hidden_rows(inputs, number, embedding)
-            out, before, after = layers[number].rows(embedding, read[number], masked)
-            state = after if self.wiring.chains_normed else before
+            missing = max(0, number - start) if caches else 0  # rows that have no state to read
+            if missing >= input_ids.shape[1]:
+                break
+            given = _own_inputs(inputs, number, missing, caches[number]) if caches else _hidden_rows(inputs, number)
+            out, before, after = layers[number].rows(embedding[:, missing:], read[number][:, missing:], given)
+            state = pad(after if self.wiring.chains_normed else before, (0, 0, missing, 0))
             if number == first:
                 logits = self.head(_at(after, logits_to_keep))
             if number < last:
@@ -247,9 +255,14 @@ class DraftModule(StateModule):
                     read[number + 1] = torch.cat([read[number + 1][:, :1], state[:, :-1]], dim=1)
             elif number == first:
                 below[number] = state
-        return CausalLMOutputWithPast(
-            logits=logits, past_key_values=out.past_key_values, hidden_states=(torch.cat(below, dim=-1),)
-        )
+        cache = caches or out.past_key_values
+        return CausalLMOutputWithPast(logits=logits, past_key_values=cache, hidden_states=(torch.cat(below, dim=-1),))
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """Embeddings [B, n, h] of tokens of the base; Inkling's MTP layers read them before their norm."""
+        table: Any = self.get_input_embeddings()
+        made: Tensor = embedding_of(tokens, table.weight) if hasattr(table, "embed_norm") else table(tokens)
+        return made
 
     def rows(self, embedding: Tensor, state: Tensor, inputs: dict[str, Any]) -> tuple[Any, Tensor, Tensor]:
         """Outputs of this layer's decoder for embeddings and states [B, n, h], and these before and after its norm."""
@@ -352,29 +365,34 @@ def _sized(norm: Any, width: int) -> nn.Module:
     return sized
 
 
-def _hidden_rows(inputs: dict[str, Any], count: int, like: Tensor) -> dict[str, Any]:
+def _own_caches(layers: list[DraftModule], given: Any) -> list[Any]:
+    """A cache for each of several layers, given or new ones; none where one is given for all, or there is one layer."""
+    if len(layers) == 1 or isinstance(given, Cache):
+        return []
+    made = [DynamicCache(config=layer.config) for layer in layers] if given is None else list(given)
+    for number, cache in enumerate(made):
+        cache.layers = cache.layers[:1] * (number + 1)  # at the layer's number in a cache for all, and where masks look
+    return made
+
+
+def _own_inputs(inputs: dict[str, Any], number: int, missing: int, cache: Cache) -> dict[str, Any]:
+    """The inputs of a layer with a cache of its own: it never has rows of the first `number` tokens of a text.
+
+    So many of these are missing now.
+    """
+    cuts = {"attention_mask": number, "position_ids": missing}
+    cut = {key: inputs[key][:, count:] for key, count in cuts.items() if inputs.get(key) is not None}
+    return {**inputs, **cut, "past_key_values": cache}
+
+
+def _hidden_rows(inputs: dict[str, Any], count: int) -> dict[str, Any]:
     """The inputs of a layer that has no states of the first `count` rows: later rows do not attend to these."""
-    mask, cache = inputs.get("attention_mask"), inputs.get("past_key_values")
-    # All layers read as many rows of the cache; the layers before this one have added theirs already.
-    before = 0 if cache is None else cache.get_seq_length(count)
-
-    def narrowed(one: Tensor | None) -> Tensor:
-        if one is not None and one.dim() > 2:
-            return _without(one, count, inputs["position_ids"])
-        whole = _causal(like, one, int(before))  # a text by itself, or a padded one
-        rows = torch.arange(whole.shape[-1] - like.shape[1], whole.shape[-1], device=like.device)[None]
-        return _without(whole, count, rows)
-
-    found = {kind: narrowed(one) for kind, one in mask.items()} if isinstance(mask, dict) else narrowed(mask)
-    return inputs | {"attention_mask": found}
-
-
-def _causal(like: Tensor, real: Tensor | None, before: int) -> Tensor:
-    """The mask float [B, 1, n, m] of n tokens after some others, of which `real` [B, m] are no padding."""
-    width = before + like.shape[1] if real is None else real.shape[1]
-    seen = torch.ones(like.shape[1], width, dtype=torch.bool, device=like.device).tril(width - like.shape[1])[None]
-    seen = seen if real is None else seen & real.bool()[:, None]
-    return like.new_zeros(seen.shape).masked_fill(~seen, torch.finfo(like.dtype).min)[:, None]
+    if count == 0:
+        return inputs
+    mask, rows = inputs["attention_mask"], inputs["position_ids"]
+    masks = mask if isinstance(mask, dict) else {"": mask}
+    found = {kind: _without(one, count, rows) for kind, one in masks.items()}
+    return inputs | {"attention_mask": found if isinstance(mask, dict) else found[""]}
 
 
 def _without(mask: Tensor, count: int, rows: Any) -> Tensor:

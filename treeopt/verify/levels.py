@@ -133,7 +133,8 @@ class StateLevels:
     """B texts in progress on a model of the route of paths, as `LevelSession`; `ways` are those of the probe.
 
     Each new level runs one token a node, on copies of states. A state cannot go back: the last two of each text are
-    kept, and its tokens, from which any other is made again. Texts run one by one, so that no state sees a pad.
+    kept, and its tokens with what a draft module read beside them, from which any other is made again. Texts run one by
+    one, so that no state sees a pad.
     """
 
     def __init__(self, base: Base, rows: int, ways: Ways) -> None:
@@ -142,61 +143,83 @@ class StateLevels:
         self._fitting: set[tuple[int, int]] = set()  # as in `check_memory`
         self.lengths = [0] * rows
         self._texts = [torch.zeros(0, dtype=torch.long, device=base.device)] * rows
+        self.hidden: Tensor | None = None  # as of `LevelSession`
+        # Beside each token: float [n, h], the base's states for a draft module; [0] for a draft model.
+        self._read = [torch.zeros(0, dtype=base.dtype, device=base.device)] * rows
+        self._width: int = base.model.config.get_text_config().hidden_size
         self._states: list[list[State]] = [[_NONE] for _ in range(rows)]
         self._drop()
 
     def _drop(self) -> None:
         """Forget trees and tokens that were appended and are not kept."""
-        self._appended: tuple[Tensor, list[Any]] | None = None
+        self._appended: tuple[Tensor, Tensor, list[Any]] | None = None
         self._level: list[Any] = []  # the cache of each text with a row for each node of the last level
         self._depth = 0
 
-    def append(self, tokens: Tensor, *, logits_to_keep: int = 0) -> Tensor:
+    def append(self, tokens: Tensor, *, logits_to_keep: int = 0, hidden: Tensor | None = None) -> Tensor:
         """As `LevelSession.append`."""
-        parts, caches = [], []
+        read = self._read[0].new_zeros(len(tokens), 0) if hidden is None else hidden.clone()
+        parts, states, caches = [], [], []
         for index, new in enumerate(tokens):
-            logits, cache = self._after(index, new, logits_to_keep or len(new))
+            logits, state, cache = self._after(index, new, read[index], logits_to_keep or len(new))
             parts.append(logits)
+            states.append(state[:, -len(new) :])
             caches.append(cache)
-        self._appended = tokens, caches
+        if hidden is not None:
+            self.hidden = torch.cat(states)
+            # MTP layers after the first read their states at the row before, also where a part of a text runs again.
+            read[:, 1:, self._width :] = self.hidden[:, :-1, self._width :]
+        self._appended = tokens, read, caches
         return torch.cat(parts)
 
-    def _after(self, index: int, new: Tensor, logits_to_keep: int = 1) -> tuple[Tensor, Any]:
-        """Logits [1, n, V] and the cache after a text and more tokens, which may be none where some are pending."""
+    def _after(self, index: int, new: Tensor, read: Tensor, logits_to_keep: int = 1) -> tuple[Tensor, Tensor, Any]:
+        """As `_run`, after a text and more tokens, which may be none where some are pending."""
         before, cache = self._states[index][-1]
-        return self._run(torch.cat([self._texts[index][before:], new])[None], _copy(cache), before, logits_to_keep)
+        ids, read = torch.cat([self._texts[index][before:], new]), torch.cat([self._read[index][before:], read])
+        return self._run(ids[None], _copy(cache), before, read[None], logits_to_keep)
 
     @torch.inference_mode()  # always, as tensors made in this mode cannot be written outside it
-    def _run(self, ids: Tensor, cache: Any, before: int, logits_to_keep: int) -> tuple[Tensor, Any]:
-        """One forward over rows of n tokens after a cache of as many rows, which is changed."""
+    def _run(
+        self, ids: Tensor, cache: Any, before: int, read: Tensor, logits_to_keep: int = 1, level: int = 0
+    ) -> tuple[Tensor, Tensor, Any]:
+        """One forward over rows of n tokens after a cache of as many rows, which is changed: logits, states, cache."""
         rows, count = ids.shape
         positions = torch.arange(before, before + count, device=ids.device).clamp(max=self._context - 1)
         mask = torch.ones(rows, before + count, dtype=torch.long, device=ids.device)
-        logits, _, cache = self._forward.run(ids, cache, mask, positions.expand(rows, -1), logits_to_keep)
-        return logits, cache
+        given = {"hidden": read, "level": level} if read.numel() else {}
+        return self._forward.run(ids, cache, mask, positions.expand(rows, -1), logits_to_keep, **given)
 
     def extend(self, tokens: Tensor, parents: Ints) -> Tensor:
         """As `LevelSession.extend`. E403 where the nodes need more memory than is free."""
         self._check_memory(tokens.numel(), [self._whole(index) for index in range(len(tokens))])
-        parts, level = [], []
+        parts, states, level = [], [], []
         for index, new in enumerate(tokens):
             above = torch.from_numpy(parents[index if len(parents) > 1 else 0])
             first = self._depth == 0  # below the text
             cache = joined([self._whole(index)], [len(new)]) if first else selected(self._level[index], above)
-            logits, after = self._nodes(new[:, None], cache, self.lengths[index] + self._depth)
+            read = self._read[index][:0] if self.hidden is None else self.hidden[index, above][:, None]
+            logits, state, after = self._nodes(new[:, None], cache, self.lengths[index] + self._depth, read)
             parts.append(logits[:, 0])
+            states.append(state[:, 0])
             level.append(after)
+        self.hidden = None if self.hidden is None else torch.stack(states)
         self._level = level
         self._depth += 1
         return torch.stack(parts)
 
-    def _nodes(self, ids: Tensor, cache: Any, before: int) -> tuple[Tensor, Any]:
+    def _nodes(self, ids: Tensor, cache: Any, before: int, read: Tensor) -> tuple[Tensor, Tensor, Any]:
         """One token in each row; one row after the other where the probe found that rows of one token are wrong."""
+        level = self._depth + 1
         if self._forward.ways.joint:
-            return self._run(ids, cache, before, 1)
+            return self._run(ids, cache, before, read, level=level)
         each = torch.arange(len(ids), device=ids.device)[:, None]
-        made = [self._run(ids[row], selected(cache, row), before, 1) for row in each]
-        return torch.cat([logits for logits, _ in made]), joined([after for _, after in made], [1] * len(made))
+        reads = read if read.numel() else [read] * len(ids)
+        made = [
+            self._run(ids[row], selected(cache, row), before, own[None], level=level)
+            for row, own in zip(each, reads, strict=True)
+        ]
+        logits, states = (torch.cat(part) for part in zip(*(one[:2] for one in made), strict=True))
+        return logits, states, joined([one[2] for one in made], [1] * len(made))
 
     def _check_memory(self, rows: int, caches: Sequence[Any]) -> None:
         check_memory(self._forward.base, rows, self.lengths, caches, self._fitting)
@@ -205,7 +228,7 @@ class StateLevels:
         """The cache of all tokens of a text."""
         length = self.lengths[index]
         if self._states[index][-1][0] < length:
-            self._push(index, length, self._after(index, self._texts[index][:0])[1])
+            self._push(index, length, self._after(index, self._texts[index][:0], self._read[index][:0])[2])
         return self._states[index][-1][1]
 
     def _push(self, index: int, length: int, cache: Any) -> None:
@@ -215,37 +238,46 @@ class StateLevels:
         """As `LevelSession.keep`."""
         for index, (length, before) in enumerate(zip(lengths, self.lengths, strict=True)):
             if self._appended is None or length <= before:
-                self._texts[index] = self._texts[index][:length]
+                self._texts[index], self._read[index] = self._texts[index][:length], self._read[index][:length]
                 self._states[index] = [state for state in self._states[index] if state[0] <= length] or [_NONE]
                 continue
-            new, cache = self._appended[0][index], self._appended[1][index]
+            new, read, cache = (part[index] for part in self._appended)
             if length < before + len(new):  # the rest were pads
-                new = new[: length - before]
-                cache = self._after(index, new)[1]
+                new, read = new[: length - before], read[: length - before]
+                cache = self._after(index, new, read)[2]
             self._push(index, length, cache)
             self._texts[index] = torch.cat([self._texts[index], new])
+            self._read[index] = torch.cat([self._read[index], read])
         self.lengths = list(lengths)
         self._drop()
+
+    def after(self, hidden: Tensor) -> None:
+        """As `LevelSession.after`."""
+        self.keep(self.lengths)
+        self.hidden = hidden[:, None]
 
     def select(self, rows: Sequence[int]) -> None:
         """As `LevelSession.select`."""
         self.lengths = [self.lengths[row] for row in rows]
         self._texts = [self._texts[row] for row in rows]
+        self._read = [self._read[row] for row in rows]
         self._states = [self._states[row] for row in rows]
         self._drop()
 
     def branch(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """As `LevelSession.branch`; the states along a text are made by one more pass. E403 as `extend`."""
         self._check_memory(len({*zip(rows, lengths, strict=True)}), [self._states[row][-1][1] for row in rows])
-        texts = [self._texts[row] for row in rows]
+        texts, reads = [self._texts[row] for row in rows], [self._read[row] for row in rows]
         made: dict[tuple[int, int], State] = {}
         for row, length in sorted(set(zip(rows, lengths, strict=True))):
             before, cache = made.get((row, -1), _NONE)
             if length > before:
-                cache = self._run(self._texts[row][None, before:length], _copy(cache), before, 1)[1]
+                ids, read = self._texts[row][None, before:length], self._read[row][None, before:length]
+                cache = self._run(ids, _copy(cache), before, read)[2]
             made[row, length] = made[row, -1] = length, cache
         self.lengths = list(lengths)
         self._texts = [text[:length] for text, length in zip(texts, lengths, strict=True)]
+        self._read = [read[:length] for read, length in zip(reads, lengths, strict=True)]
         self._states = [[made[row, length]] for row, length in zip(rows, lengths, strict=True)]
         self._drop()
 

@@ -139,11 +139,12 @@ class PathForward:
         return logits, hidden
 
     def run(
-        self, ids: Tensor, cache: Any, mask: Tensor, positions: Tensor, logits_to_keep: int | Tensor
+        self, ids: Tensor, cache: Any, mask: Tensor, positions: Tensor, logits_to_keep: int | Tensor, **inputs: Any
     ) -> tuple[Tensor, Tensor, Any]:
         """One forward; mask and positions are passed as stock `generate` does, where a model could make its own."""
-        masks = {"attention_mask": mask} if self.ways.masked else {}
-        return self.base.continued(ids, cache, position_ids=positions, logits_to_keep=logits_to_keep, **masks)
+        if self.ways.masked:
+            inputs["attention_mask"] = mask
+        return self.base.continued(ids, cache, position_ids=positions, logits_to_keep=logits_to_keep, **inputs)
 
     def crop(self, cache: Any, tokens: int) -> None:
         """Drop the last tokens of a cache where that is right; of none, the past that it has recorded."""
