@@ -51,8 +51,7 @@ from treeopt.models.draft_layouts import mtp_layout
 from treeopt.models.draft_module import OWN, DraftModule, StateModule, Wiring
 from treeopt.texts.prompts import load_prompts
 from treeopt.train.data import load_texts
-from treeopt.train.distill import distill
-from treeopt.train.talks import SelfTalk
+from treeopt.train.distill import SelfTalk, distill
 
 SCHEMA = "treeopt.module-recipe/1"
 # Names of an MTP layer's tensors in Qwen's layout, but those of its decoder layer -> in the module.

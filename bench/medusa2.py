@@ -44,12 +44,11 @@ from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import encode_prompts
 from treeopt.texts.prompts import PromptSet, load_prompts
 from treeopt.train.data import TrainingTexts, collate, load_texts
-from treeopt.train.distill import distill
+from treeopt.train.distill import SelfTalk, distill
 from treeopt.train.loss import IGNORED, next_tokens
 from treeopt.train.medusa1 import train_heads
 from treeopt.train.medusa2 import train_jointly
 from treeopt.train.settings import CONSTANT, JointSettings, Settings
-from treeopt.train.talks import SelfTalk
 
 NODES = (16, 64)
 TOP_K = 32

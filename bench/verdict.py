@@ -34,8 +34,7 @@ from treeopt.models.base import Base
 from treeopt.models.compatibility import heads_like
 from treeopt.models.draft_files import load_draft
 from treeopt.models.heads import MedusaHeads
-from treeopt.optimize.verdict import Setting, Verdict, Verdicts, verdicts_of
-from treeopt.optimize.verdict_report import named
+from treeopt.optimize.verdict import Setting, Verdict, Verdicts, named, verdicts_of
 from treeopt.schedule import Planned
 from treeopt.texts.encode import encode
 

@@ -70,12 +70,12 @@ from .schedule import ScheduledPlan as ScheduledPlan
 from .shape import Drafting as Drafting
 from .shape import ModelShape as ModelShape
 from .texts.prompts import load_prompts as load_prompts
+from .train.distill import SelfTalk as SelfTalk
 from .train.distill import distill as distill
 from .train.medusa1 import train_heads as train_heads
 from .train.medusa2 import train_jointly as train_jointly
 from .train.settings import JointSettings as JointSettings
 from .train.settings import Settings as Settings
-from .train.talks import SelfTalk as SelfTalk
 from .tree import Tree as Tree
 from .verify.buffers import Buffers as Buffers
 from .verify.buffers import compile_tree as compile_tree

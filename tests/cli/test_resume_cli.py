@@ -201,7 +201,7 @@ def test_other_texts_than_given_are_a_bug(monkeypatch: pytest.MonkeyPatch) -> No
 SUSPENDED = """
 import os, signal
 from treeopt.calibrate import pipeline as stages
-from treeopt.train.talks import Writer
+from treeopt.train.distill import Writer
 
 def suspending(whole):
     calls = []

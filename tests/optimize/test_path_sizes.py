@@ -21,8 +21,7 @@ from treeopt.optimize.curve import Timing, calibration_curve
 from treeopt.optimize.per_step import build_policy, fastest_policy, replay_policy, sizes_of
 from treeopt.optimize.select_method import Fitter
 from treeopt.optimize.tree_builder import build_tree, tree_limits
-from treeopt.optimize.verdict import verdicts_of
-from treeopt.optimize.verdict_report import named
+from treeopt.optimize.verdict import named, verdicts_of
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
 

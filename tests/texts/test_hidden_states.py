@@ -17,7 +17,7 @@ from treeopt.models.base import Base
 from treeopt.policy import TreePolicy
 from treeopt.texts.answers import answer_logits, hidden_states
 from treeopt.texts.encode import Text
-from treeopt.train.lora import adapted
+from treeopt.train.medusa2 import adapted
 from treeopt.train.settings import JointSettings
 from treeopt.tree import Tree
 

@@ -15,8 +15,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.texts.prompts import PromptSet, load_prompts
 from treeopt.train.data import load_texts
-from treeopt.train.distill import Distilled, distill
-from treeopt.train.talks import SelfTalk
+from treeopt.train.distill import Distilled, SelfTalk, distill
 
 END = walk(0, 8)[7]
 ANSWER = "w28 w33 w10 w3 w20 w21"  # of `chat_base()` to whatever is asked

@@ -18,8 +18,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.runs.processes import Processes
 from treeopt.runs.work import Work
 from treeopt.texts.prompts import GivenPrompts, PromptSet, load_prompts
-from treeopt.train.distill import Distilled, DistillOptions, distill, divided_distill
-from treeopt.train.talks import SelfTalk
+from treeopt.train.distill import Distilled, DistillOptions, SelfTalk, distill, divided_distill
 
 BASE = chat_base(disturbed=0.3)
 BASES = [BASE, chat_base(disturbed=0.3)]  # equal; one for each thread, as `generate` changes its model's settings

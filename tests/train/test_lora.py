@@ -17,9 +17,8 @@ from tiny import HIDDEN, VOCAB, tiny_base
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
-from treeopt.train import lora as lora_module
-from treeopt.train.lora import adapted, expert_share
-from treeopt.train.medusa2 import train_jointly
+from treeopt.train import medusa2 as lora_module
+from treeopt.train.medusa2 import adapted, expert_share, train_jointly
 from treeopt.train.settings import JointSettings
 
 

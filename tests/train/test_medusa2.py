@@ -26,9 +26,8 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.train import medusa2 as joint_module
 from treeopt.train import medusa2 as medusa2_module
 from treeopt.train.data import Example, collate
-from treeopt.train.lora import adapted
 from treeopt.train.medusa1 import new_heads, train_heads
-from treeopt.train.medusa2 import JointModel, train_jointly
+from treeopt.train.medusa2 import JointModel, adapted, train_jointly
 from treeopt.train.settings import JointSettings, Settings
 
 HEADS, WEIGHTS = "medusa_lm_head.safetensors", "adapter/adapter_model.safetensors"

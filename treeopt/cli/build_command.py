@@ -136,8 +136,7 @@ def _run_verdict(console: Console, options: dict[str, Any]) -> None:
     from treeopt.files.trees import save_plan
     from treeopt.models.origins import profile_for_others
     from treeopt.optimize.build_job import BuildJob
-    from treeopt.optimize.verdict import verdicts_of
-    from treeopt.optimize.verdict_report import verdict_report, verdict_warnings
+    from treeopt.optimize.verdict import verdict_report, verdict_warnings, verdicts_of
 
     check_belongs(("engine",), "a build of one tree", holds=False)
     if not 1 <= len(options["profile"]) <= len(PROFILE_KINDS):

@@ -85,7 +85,7 @@ def _show_options(console: Console, file: str) -> None:
 def _show_plan(console: Console, name: str, calibration: str | None) -> None:
     from treeopt.files.schedules import load_planned
     from treeopt.models.origins import made_for_others, traced_ids
-    from treeopt.optimize.verdict_report import schedule_parts
+    from treeopt.optimize.verdict import schedule_parts
     from treeopt.schedule import Schedule
     from treeopt.view.plan_report import plan_data, plan_parts, replay_parts
 

@@ -86,7 +86,7 @@ def run(console: Console, **options: Any) -> None:
     _check_options(options)
     from treeopt.models.base import load_base
     from treeopt.train.data import read_texts
-    from treeopt.train.lora import expert_share
+    from treeopt.train.medusa2 import expert_share
     from treeopt.verify.probe import check_trees
 
     _check_outputs(options)

@@ -1,9 +1,15 @@
-"""Medusa-2: heads trained together with a LoRA adapter of their base (arXiv:2401.10774, section 2.2.2)."""
+"""Medusa-2: heads trained together with a LoRA adapter of their base (arXiv:2401.10774, section 2.2.2, appendix B).
+
+The model with the adapter is a copy that shares the tensors of the given one, which does not change: it is the base
+without the adapter at any time.
+"""
 
 import copy
+import dataclasses
 import functools
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +17,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers.pytorch_utils import Conv1D
 
-from treeopt.errors import Code, TreeoptError
-from treeopt.models.adapters import ADAPTER_FOLDER, check_adapter_writable, require_peft
+from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.models.adapters import (
+    ADAPTER_FOLDER,
+    adapter_files,
+    check_adapter_writable,
+    odd_settings,
+    require_peft,
+    untie,
+)
+from treeopt.models.base import Base
 from treeopt.models.compatibility import check_heads_fit
 from treeopt.models.devices import check_one_device
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads, name_of
@@ -24,11 +39,106 @@ from treeopt.models.tensors import fingerprint
 from treeopt.progress import Progress, silent
 from treeopt.train import run
 from treeopt.train.data import GivenTexts, as_training_texts, names_of
-from treeopt.train.lora import Adapted, adapted
 from treeopt.train.loss import IGNORED, joint_head_losses, kl_loss, lm_loss, next_tokens, targets, weighted
 from treeopt.train.medusa1 import Trained, new_heads, save_trained, weights_of
 from treeopt.train.settings import SINE, JointSettings
 from treeopt.train.trainer import HeadsOnBase, HeadsTrainer, prefix_of
+
+_NAME = "default"  # peft's name of an adapter
+_SHOWN = 3  # layers in a message
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A base with an adapter in its layers, the base without, which shares the tensors, and peft's model."""
+
+    base: Base
+    original: Base
+    joined: Any
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        """In the order of the layers."""
+        return [parameter for parameter in self.joined.parameters() if parameter.requires_grad]
+
+    @property
+    def dropouts(self) -> list[nn.Module]:
+        """The adapter's dropout layers. Those of the base are never active."""
+        return [module for name, module in self.joined.named_modules() if name.endswith(f"lora_dropout.{_NAME}")]
+
+    @torch.no_grad()
+    def plain_lm_head(self) -> nn.Linear:
+        """The LM head with the adapter's update in its weights."""
+        layer: Any = self.base.lm_head  # peft's layer
+        weight = layer.weight + layer.get_delta_weight(_NAME).to(layer.weight.dtype)
+        plain = nn.Linear(weight.shape[1], weight.shape[0], bias=layer.bias is not None, device="meta")
+        plain.weight = nn.Parameter(weight, requires_grad=False)
+        if layer.bias is not None:
+            plain.bias = layer.bias
+        return plain
+
+    def files(self, folder: Path, heads_id: str) -> dict[Path, bytes]:
+        """The adapter in peft's format, for the heads with this fingerprint: its files' contents."""
+        from peft import get_peft_model_state_dict
+
+        config = self.joined.peft_config[_NAME].to_dict()
+        config |= {"inference_mode": True, "base_model_name_or_path": self.original.name}
+        config = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
+        weights = get_peft_model_state_dict(self.joined, save_embedding_layers=False)
+        return adapter_files(folder, config, weights, base=self.original.model, heads_id=heads_id)
+
+
+def adapted(base: Base, settings: JointSettings) -> Adapted:
+    """A base with a new adapter, whose updates are zero; the first factor of each is drawn from torch's generator."""
+    require_peft()
+    if not base.logits_of_lm_head:
+        what = f"{base.name} changes the logits of its LM head, by a scale, a soft cap or a layer before it"
+        why = "stage 2 computes its losses from hidden states and LM head"
+        raise TreeoptError(Code.MODEL_INVALID, what, why=why, fix="--stage 1, which does not train the base")
+    from peft import LoraConfig, get_peft_model
+
+    model = _sharing_copy(base.model)
+    untie(model)
+    # Of every linear layer, the LM head among them; GPT-2 has layers of the class `Conv1D`.
+    names = {name for name, layer in model.named_modules() if isinstance(layer, (nn.Linear, Conv1D))}
+    config = LoraConfig(
+        r=settings.rank, lora_alpha=settings.alpha, lora_dropout=settings.dropout, target_modules=sorted(names)
+    )
+    try:
+        with warnings.catch_warnings(action="ignore"):  # peft calls deprecated names of transformers
+            joined = get_peft_model(model, config).eval()
+    except ValueError as error:
+        taken = tuple(f".{name}" for name in config.target_modules)  # of many names peft keeps common endings
+        lacking = {name for name in names if not f".{name}".endswith(taken)}
+        raise _not_adaptable(base, lacking, first_line(error)) from error
+    found = {name for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
+    others = sorted(found - names) + odd_settings(config.to_dict())
+    if found != names or others:
+        raise _not_adaptable(base, names - found, f"it would also adapt or set {', '.join(others)}")
+    return Adapted(dataclasses.replace(base, model=model), base, joined)
+
+
+def expert_share(base: Base) -> float:
+    """The share of a base's weights in experts, which get no adapter."""
+    sizes = [(weight.ndim == 3, int(weight.numel())) for weight in base.model.parameters()]
+    return sum(size for stacked, size in sizes if stacked) / sum(size for _, size in sizes)
+
+
+def _not_adaptable(base: Base, lacking: set[str], reason: str) -> TreeoptError:
+    """E304 for a base of which peft adapts other parameters than the linear layers, such as experts."""
+    what = f"peft cannot put an adapter on every linear layer of {base.name}"
+    why = f"it would leave out {', '.join(sorted(lacking)[:_SHOWN])}" if lacking else reason
+    return TreeoptError(Code.MODEL_INVALID, what, why=why, fix="--stage 1, which does not train the base")
+
+
+def _sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of the modules, with frozen parameters that share the memory of the model's."""
+    known: dict[int, Tensor] = {id(buffer): buffer for buffer in model.buffers()}
+    for parameter in model.parameters():
+        # Quantised parameters are of other classes, have more attributes, and are frozen.
+        plain = type(parameter) is nn.Parameter
+        known[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False) if plain else parameter
+    return copy.deepcopy(model, known)
 
 
 def heads_weight(settings: JointSettings, step: int, steps: int) -> float:
