@@ -72,19 +72,19 @@ def steps_of(decoded: list[Decoded]) -> list[int]:
     return [len(one.step_lengths) for one in decoded]
 
 
-def check_plans(base: Base, draft: Base, seed: int, *, ngram: bool) -> None:
+def check_plans(base: Base, draft: Base, seed: int, *, ngram: bool, new: int = NEW) -> None:
     """Every plan: stock text in the predicted steps, alone and in a batch."""
-    texts = answered(base, prompts_of(seed, 3, longest=40, vocab=VOCAB), NEW)
+    texts = answered(base, prompts_of(seed, 3, longest=40, vocab=VOCAB), new)
     prompts = [text.prompt for text in texts]
-    assert texts[0].answer == stock(base, prompts[0], NEW)
+    assert texts[0].answer == stock(base, prompts[0], new)
     drafter = drafter_of(draft, seed, ngram=ngram)
     accepted = 0
     for plan in plans_of(drafter):
         decoder = TreeDecoder(base, None, plan, drafter=drafter, draft=draft)
-        decoded = [decoder.generate(prompt, NEW) for prompt in prompts]
+        decoded = [decoder.generate(prompt, new) for prompt in prompts]
         assert [one.tokens for one in decoded] == [text.answer for text in texts]
         assert steps_of(decoded) == predict(base, None, plan, texts, drafter, draft).sums.steps.tolist()
-        assert decoder.generate(prompts, NEW) == decoded
+        assert decoder.generate(prompts, new) == decoded
         accepted += sum(len(one.tokens) - len(one.steps) for one in decoded)
     assert accepted
 
@@ -132,7 +132,7 @@ def test_layers_with_a_state(count: int, tmp_path: Path) -> None:
     """Inkling's convolutions, relative positions and windows: its MTP layers run on copies of their caches."""
     write(tmp_path, "inkling_mm_model", count=count)
     base = load_base(str(tmp_path), dtype="float32")
-    check_plans(base, load_draft("mtp", base), count, ngram=True)
+    check_plans(base, load_draft("mtp", base), count, ngram=True, new=10)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp3", "peagle", "block", "dspark-rnn"])

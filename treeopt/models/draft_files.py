@@ -233,8 +233,8 @@ def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
 def beside(base: Base, module: StateModule, name: str) -> Base:
     """A module as a draft of a base, on its device and in its dtype."""
     single = getattr(getattr(module, "decoder", None), "_keep_in_fp32_modules_strict", None) or ()
-    for name, parameter in module.requires_grad_(False).named_parameters():
-        if not any(part in name for part in single):  # Inkling's convolutions
+    for key, parameter in module.requires_grad_(False).named_parameters():
+        if not any(part in key for part in single):  # Inkling's convolutions
             parameter.data = parameter.data.to(base.dtype)
     module.of_base = (base.model.get_input_embeddings(), base.lm_head)
     module.to(base.device).eval()  # buffers, such as rotary frequencies, keep their dtype
