@@ -26,7 +26,7 @@ def _files(heads_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path / "moved")
 
 
-TREES = ("static", "dynamic", "auto", "plain-auto")
+TREES = ("static", "auto", "plain-auto")  # auto is per step
 
 
 def test_validate_and_generate() -> None:

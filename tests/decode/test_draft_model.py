@@ -149,7 +149,7 @@ def test_sample_planted_wrong_rule() -> None:
 def test_calibrated_traced_and_replayed() -> None:
     """A drafter is learned with a draft model, and the replay of its traces is what the decoder does."""
     base, draft = cycle_base(disturbed=0.03), cycle_base()  # the draft model is often right
-    texts = answered(base, prompts_of(0, 6), NEW)
+    texts = answered(base, prompts_of(0, 3), NEW)
     for ngram in (False, True):
         options = AnswerOptions(max_new_tokens=NEW, batch_size=4)
         learned = learn(base, None, texts, Learning(200, ngram=ngram), options=options, draft=draft)

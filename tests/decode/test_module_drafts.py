@@ -98,11 +98,9 @@ def check_plans(base: Base, draft: Base, seed: int, *, ngram: bool, new: int = N
         ("mtp", "qwen3-mixed", False),
         ("mtp3", "llama", True),
         ("block", "gemma2", True),
-        ("causal", "phi3", True),
         ("dspark", "llama", True),
         ("dspark-rnn", "gemma2", False),
         ("dflash2", "llama", True),
-        ("domino", "llama", False),
         ("peagle", "gemma2", True),
     ),
 )

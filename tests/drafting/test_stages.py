@@ -107,7 +107,7 @@ def test_judged_as_replayed() -> None:
 def test_command(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stages are printed; a number, or auto, and nothing else."""
     monkeypatch.chdir(tmp_path)
-    few = ("--limit", "6", "--max-new-tokens", "12", "--nodes", "4", "-o", "d.safetensors")
+    few = ("--limit", "4", "--max-new-tokens", "8", "--nodes", "4", "-o", "d.safetensors")
     assert " sampled tokens: " in treeopt("learn", *few).stdout
     assert "sampled tokens: " not in treeopt("learn", *few, "--force", "--learn-tokens", "50").stdout
     assert "'much' is not a whole number or auto" in treeopt("learn", *few, "--learn-tokens", "much", status=2).stderr

@@ -83,16 +83,16 @@ def test_ring_that_is_written_over_is_predicted() -> None:
     """The memory holds a part of the stream only."""
     base, _, drafter, _ = setting(NGRAM)
     memory = Memory(1 << 12)
-    texts = [*stream(base, 6), *(Text(f"t:{i}", one.prompt, []) for i, one in enumerate(stream(base, 6)))]
+    texts = stream(base, 5)
     policy = TreePolicy(8, drafter.depth, drafter.id)
     for _ in range(2):  # the second time the memory is full before the first text
         found = validate(base, None, policy, texts, drafter=drafter, memory=memory, max_new_tokens=NEW)
-        assert memory.arrays.end[0] > 3 * memory.num_tokens
+        assert memory.arrays.end[0] > 1.5 * memory.num_tokens
         assert found.lossless
         assert found.prediction_misses == ()
 
 
-@looped("window", [4, 8, 20])
+@looped("window", [4, 20])
 def test_short_windows_are_predicted(window: int) -> None:
     """The memory compares more tokens of a text than a short window has."""
     base, _, drafter, _ = setting(NGRAM)
@@ -228,11 +228,8 @@ def test_generate_learns_from_what_it_served(tmp_path: Path) -> None:
 
 def test_compare_has_rows_with_the_memory() -> None:
     """Per-step trees of drafters with an n-gram table are decoded a second time; each text is added once."""
-    memory, prompts = (
-        Memory(1 << 16),
-        ["import os", "def f(path):", "class A:", "import sys, os", "class B:", "class B:\n"],
-    )
-    options: Any = {"repeats": 1, "max_new_tokens": 24, "learn_tokens": 0, "methods": ["ngram"], "sizes": (4,)}
+    memory, prompts = Memory(1 << 16), ["import os", "def f(path):", "class B:", "class B:\n"]
+    options: Any = {"repeats": 1, "max_new_tokens": 16, "learn_tokens": 0, "methods": ["ngram"], "sizes": (4,)}
     for count in (1, 2):  # the second time every text is known
         found = library.compare("pocket", "pocket", prompts, memory=memory, **options)
         assert {row.same for row in found.rows if row.figures} == {len(found.texts)}

@@ -309,22 +309,16 @@ def diagnosed(pocket: tuple[Base, MedusaHeads, list[Text]], rows: list[Any], giv
 CODE = [str(one.text) for one in load_prompts("pocket", limit=20).prompts]
 
 
-def test_sound_texts_have_one_cause(pocket: tuple[Base, MedusaHeads, list[Text]]) -> None:
-    """Sampled answers accept less than greedy ones; nothing else is said of sound heads."""
-    found = diagnosed(pocket, CODE)
-    assert [cause.partition(" accepts")[0] for cause in found.causes] == ["sampled text"]
-    assert [one.hits.name for one in found.others] == ["sampled answers", "in bfloat16"]
-    assert not found.wiring.better
-
-
-def test_answers_of_another_author(pocket: tuple[Base, MedusaHeads, list[Text]]) -> None:
-    """Answers in the prompts' file that are unlike the model's own are told apart from sampled ones."""
+def test_sampled_answers_and_those_of_another_author(pocket: tuple[Base, MedusaHeads, list[Text]]) -> None:
+    """Both accept less than greedy ones, and are told apart; nothing else is said of sound heads."""
     rng = np.random.default_rng(0)
     rows = [{"instruction": text, "output": " ".join(map(str, rng.integers(0, 10**6, 16)))} for text in CODE]
     found = diagnosed(pocket, CODE, rows)
-    assert any(cause.startswith("the answers of the prompts' file accept less") for cause in found.causes)
-    [given] = [one for one in found.others if one.hits.name == "given answers"]
-    assert given.difference < -0.1
+    said = [cause.partition(" accept")[0] for cause in found.causes]
+    assert said == ["sampled text", "the answers of the prompts' file"]
+    assert [one.hits.name for one in found.others] == ["sampled answers", "given answers", "in bfloat16"]
+    assert found.others[1].difference < -0.1
+    assert not found.wiring.better
 
 
 @pytest.mark.slow
