@@ -106,8 +106,12 @@ FIGURES: dict[str, tuple[str, ...]] = {
         "python bench/verdict.py --model smollm2 --dtype bfloat16 --draft tests/data/smollm2-dflash --batch 1",
     ),
     "streams-pocket": ("python bench/streams.py --model pocket --tokens 50000 --decode",),
-    "streams-smollm2": (
-        "python bench/streams.py --model smollm2 --tokens 10000 --drafters ngram --streams edits once",
+    "streams-pocket-drafters": (
+        "python bench/streams.py --model pocket --tokens 50000 --drafters model+ngram eagle+ngram block+ngram",
+    ),
+    "streams-smollm2": ("python bench/streams.py --model smollm2 --tokens 10000",),
+    "streams-smollm2-eagle": (
+        "python bench/streams.py --model smollm2 --tokens 10000 --drafters eagle+ngram --levels 8 --streams edits turns",
     ),
     "fusion-pocket": ("python bench/fusion.py --model pocket --drafters heads --texts 8",),
     "fusion-drafters": (
