@@ -111,7 +111,8 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
     "streams-smollm2": ("python bench/streams.py --model smollm2 --tokens 10000",),
     "streams-smollm2-eagle": (
-        "python bench/streams.py --model smollm2 --tokens 10000 --drafters eagle+ngram --levels 8 --streams edits turns",
+        "python bench/streams.py --model smollm2 --tokens 10000 --drafters eagle+ngram --levels 8 "
+        "--streams edits turns",
     ),
     "fusion-pocket": ("python bench/fusion.py --model pocket --drafters heads --texts 8",),
     "fusion-drafters": (

@@ -102,7 +102,7 @@ def inkling(layers: int = 3, of_mtp: int = 1, *, of_text: bool = True, window: i
         kinds["layer_types"] += ["hybrid", "hybrid_sliding", "hybrid"][: layers - 3]
         kinds["mlp_layer_types"] += ["dense"] * (layers - 3)
     sizes = {"num_hidden_layers": layers, "head_dim": 8, "sliding_window_size": window, "n_routed_experts": 4}
-    given = {"chain_hidden_post_norm": True, "mtp_local_layer_ids": [1], "unpadded_vocab_size": VOCAB - 4}
+    given = {"chain_hidden_post_norm": not of_text, "mtp_local_layer_ids": [1], "unpadded_vocab_size": VOCAB - 4}
     given |= {"num_mtp_layers": of_mtp, "n_shared_experts": 1, "logits_mup_width_multiplier": 2.0}
     text = InklingTextConfig(**_COMMON, **_EXPERTS, **_RELATIVE, **kinds, **sizes, **given)
     if of_text:
@@ -225,7 +225,7 @@ def _published(
             f"{place}embed_norm.weight": norm(),
             f"{place}hidden_norm.weight": norm(),
             f"{place}input_proj.weight": project,
-            **({} if number else {"model.mtp.chain_norm.weight": norm()}),
+            **({} if number or family == "inkling_text" else {"model.mtp.chain_norm.weight": norm()}),
         }
     center = 0.0 if family.startswith("qwen3") else 1.0  # their norms multiply by 1 + w
     return {

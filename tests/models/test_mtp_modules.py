@@ -21,7 +21,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
 from treeopt.models.draft_files import load_draft
 from treeopt.models.draft_module import DraftModule, layout_of
-from treeopt.verify.probe import levels_of
+from treeopt.verify.probe import levels_of, probed
 
 OF_TRANSFORMERS = ("deepseek_v3", "glm4_moe", "mellum", "step3p7", "inkling_text", "inkling_mm_model")
 SEVERAL = ("deepseek_v3", "glm4_moe", "step3p7", "inkling_mm_model")  # layers
@@ -60,10 +60,7 @@ NAMED = {  # tensors of the MTP layer as its family publishes them: four parts, 
     "qwen3_next": [f"mtp.{name}.weight" for name in (*_OF_QWEN, "layers.0.mlp.experts.1.up_proj")],
     "qwen3_5_moe_text": [f"mtp.{name}.weight" for name in (*_OF_QWEN, "layers.0.mlp.experts.1.up_proj")],
     "qwen3_5_text": [f"mtp.{name}.weight" for name in (*_OF_QWEN, "layers.0.mlp.up_proj")],
-    "inkling_text": [
-        "model.mtp.chain_norm.weight",
-        *(f"model.mtp.layers.0.{name}.weight" for name in (*_OF_INKLING, "transformer_block.mlp.up_proj")),
-    ],
+    "inkling_text": [f"model.mtp.layers.0.{name}.weight" for name in (*_OF_INKLING, "transformer_block.mlp.up_proj")],
     "inkling_mm_model": [
         "model.mtp.chain_norm.weight",
         *(f"model.mtp.layers.0.{name}.weight" for name in _OF_INKLING[:3]),
@@ -218,6 +215,16 @@ def test_rows_of_a_text_one_by_one(name: str, rows: int, tmp_path: Path) -> None
         torch.testing.assert_close(out.logits[:, 0], expected[:, row], rtol=0, atol=1e-5)
     last = module(ids, read, position_ids=torch.arange(rows)[None], use_cache=False).hidden_states[0][:, -1:]
     torch.testing.assert_close(below, last, rtol=0, atol=1e-5)
+
+
+def test_convolutions_stay_in_float32(tmp_path: Path) -> None:
+    """As in the base of 16 bits, whose stock layers run them so."""
+    write(tmp_path, "inkling_mm_model")
+    draft = load_draft("mtp", load_base(str(tmp_path), dtype="bfloat16"))
+    dtypes = {name: one.dtype for name, one in draft.model.named_parameters()}
+    single = {name for name, dtype in dtypes.items() if dtype is torch.float32}
+    assert single == {name for name in dtypes if "sconv" in name}
+    assert probed(draft).kind == "paths"
 
 
 def session_root(draft: Base, ids: Tensor, read: Tensor) -> Tensor:

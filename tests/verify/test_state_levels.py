@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,8 @@ from conftest import ROOT_FOLDER
 from decoding import stock
 from drafters import answered, prompts_of
 from looped import looped
+from mtp_checkpoints import VOCAB as MTP_VOCAB
+from mtp_checkpoints import WIDTH, write
 from predicted import predict
 from refusals import refusal_of
 from torch import Tensor
@@ -22,7 +25,8 @@ from torch import Tensor
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
 from treeopt.errors import Code
-from treeopt.models.base import Base
+from treeopt.models.base import Base, load_base
+from treeopt.models.draft_files import load_draft
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
 from treeopt.verify import levels as module
@@ -160,3 +164,36 @@ def test_a_recurrent_draft_model_of_another_text() -> None:
     predicted = predict(base, None, plan, texts, drafter, draft)
     assert [len(one.step_lengths) for one in batch] == predicted.sums.steps.tolist()
     assert sum(max(one.step_lengths) for one in batch) > len(batch)
+
+
+@torch.inference_mode()
+def test_mtp_layers_go_on_from_any_length(tmp_path: Path) -> None:
+    """Copies of a text's first rows draft as that text by itself: each layer reads the row before of the one above."""
+    write(tmp_path, "inkling_mm_model", count=3)
+    draft = load_draft("mtp", load_base(str(tmp_path), dtype="float32"))
+    chance = torch.Generator().manual_seed(0)
+    ids, more = (torch.randint(0, MTP_VOCAB, (1, count), generator=chance) for count in (12, 3))
+    read = torch.zeros(1, 12, draft.model.state_width)
+    read[..., :WIDTH] = torch.randn(1, 12, WIDTH, generator=chance)
+    lengths = [2, 3, 8, 12]
+
+    def logits(session: StateLevels, states: Tensor) -> Tensor:
+        session.after(states)
+        rows, parents = len(states), np.zeros((1, 1), np.int64)
+        return torch.cat([session.extend(more[:, [level]].expand(rows, -1), parents) for level in range(3)], dim=1)
+
+    def begun(count: int) -> StateLevels:
+        session = levels_of(draft, 1)
+        assert isinstance(session, StateLevels)
+        session.append(ids[:, :count], hidden=read[:, :count])
+        session.keep([count])
+        return session
+
+    copies = begun(12)
+    assert copies.hidden is not None
+    states = copies.hidden[0, [length - 1 for length in lengths]]
+    copies.branch([0] * 4, lengths)
+    found = logits(copies, states)
+    for row, length in enumerate(lengths):
+        expected = logits(begun(length), states[row : row + 1])
+        torch.testing.assert_close(found[row : row + 1], expected, rtol=0, atol=1e-5)
