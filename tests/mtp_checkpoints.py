@@ -103,7 +103,12 @@ def inkling(layers: int = 3, of_mtp: int = 1, *, of_text: bool = True, window: i
         kinds["mlp_layer_types"] += ["dense"] * (layers - 3)
     sizes = {"num_hidden_layers": layers, "head_dim": 8, "sliding_window_size": window, "n_routed_experts": 4}
     given = {"chain_hidden_post_norm": not of_text, "mtp_local_layer_ids": [1], "unpadded_vocab_size": VOCAB - 4}
-    given |= {"num_mtp_layers": of_mtp, "n_shared_experts": 1, "logits_mup_width_multiplier": 2.0}
+    given |= {
+        "mtp_hidden_states_first": not of_text,
+        "num_mtp_layers": of_mtp,
+        "n_shared_experts": 1,
+        "logits_mup_width_multiplier": 2.0,
+    }
     text = InklingTextConfig(**_COMMON, **_EXPERTS, **_RELATIVE, **kinds, **sizes, **given)
     if of_text:
         return text

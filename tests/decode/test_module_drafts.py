@@ -25,6 +25,7 @@ from treeopt.decode.decoder import Decoded, TreeDecoder
 from treeopt.decode.rejection import DrawnChain, Rejection
 from treeopt.decode.rules import Sample
 from treeopt.drafter import Drafter
+from treeopt.drafting import parallel
 from treeopt.drafting.interface import NO_CANDIDATE
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.model import DRAFT_MODEL_SOURCE
@@ -269,6 +270,15 @@ def test_modules_that_do_not_fit() -> None:
         assert caught.value.code is Code.DRAFT_MISMATCH
     assert kind_of(draft.model) == "eagle"
     assert isinstance(TreeDecoder(base, None, plan, drafter=drafter, draft=draft).trees.proposer, ModuleProposer)
+
+
+def test_blocks_of_rows_need_a_tree_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P-EAGLE runs its rows after the caches of all texts, which layers with a state do not have."""
+    base = tiny_base("llama", 1, vocab_size=VOCAB)
+    draft = tiny_module(base, "peagle", 2)
+    monkeypatch.setattr(parallel, "route_of", lambda _: "paths")
+    with pytest.raises(TreeoptError, match="cannot attend to a tree"):
+        parallel.ParallelProposer(base, draft, drafter_of(draft))
 
 
 def test_states_that_a_base_does_not_give() -> None:

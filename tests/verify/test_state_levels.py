@@ -168,19 +168,14 @@ def test_a_recurrent_draft_model_of_another_text() -> None:
 
 @torch.inference_mode()
 def test_mtp_layers_go_on_from_any_length(tmp_path: Path) -> None:
-    """Copies of a text's first rows draft as that text by itself: each layer reads the row before of the one above."""
+    """Copies of a text's first rows draft trees as that text by itself drafts each path, and so do selected ones."""
     write(tmp_path, "inkling_mm_model", count=3)
     draft = load_draft("mtp", load_base(str(tmp_path), dtype="float32"))
     chance = torch.Generator().manual_seed(0)
-    ids, more = (torch.randint(0, MTP_VOCAB, (1, count), generator=chance) for count in (12, 3))
+    ids, nodes = (torch.randint(0, MTP_VOCAB, shape, generator=chance) for shape in ((1, 12), (3, 2)))
+    parents = np.array([[0, 0], [1, 0], [1, 1]])  # of two nodes of each level
     read = torch.zeros(1, 12, draft.model.state_width)
     read[..., :WIDTH] = torch.randn(1, 12, WIDTH, generator=chance)
-    lengths = [2, 3, 8, 12]
-
-    def logits(session: StateLevels, states: Tensor) -> Tensor:
-        session.after(states)
-        rows, parents = len(states), np.zeros((1, 1), np.int64)
-        return torch.cat([session.extend(more[:, [level]].expand(rows, -1), parents) for level in range(3)], dim=1)
 
     def begun(count: int) -> StateLevels:
         session = levels_of(draft, 1)
@@ -189,11 +184,29 @@ def test_mtp_layers_go_on_from_any_length(tmp_path: Path) -> None:
         session.keep([count])
         return session
 
+    def alone(length: int, path: list[int]) -> Tensor:
+        """Logits after a path below the first rows of the text."""
+        session = begun(length)
+        session.after(states[[length - 1]])
+        for token in path:
+            logits = session.extend(torch.tensor([[token]]), np.zeros((1, 1), np.int64))
+        return logits[0, 0]
+
+    def check(session: StateLevels, lengths: list[int]) -> None:
+        session.after(states[[length - 1 for length in lengths]])
+        paths: list[list[int]] = [[]]
+        for tokens, above in zip(nodes, parents, strict=True):
+            logits = session.extend(tokens.expand(len(lengths), -1), above[None])
+            paths = [[*paths[parent], int(token)] for parent, token in zip(above, tokens, strict=True)]
+            for row, length in enumerate(lengths):
+                expected = torch.stack([alone(length, path) for path in paths])
+                torch.testing.assert_close(logits[row], expected, rtol=0, atol=1e-5)
+
     copies = begun(12)
     assert copies.hidden is not None
-    states = copies.hidden[0, [length - 1 for length in lengths]]
-    copies.branch([0] * 4, lengths)
-    found = logits(copies, states)
-    for row, length in enumerate(lengths):
-        expected = logits(begun(length), states[row : row + 1])
-        torch.testing.assert_close(found[row : row + 1], expected, rtol=0, atol=1e-5)
+    states = copies.hidden[0]
+    copies.branch([0, 0, 0], [2, 8, 12])
+    check(copies, [2, 8, 12])
+    copies.select([0, 2])
+    copies.keep([2, 9])  # a state that is made again
+    check(copies, [2, 9])
