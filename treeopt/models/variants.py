@@ -70,7 +70,8 @@ def _of_weights(draft: Base, base: Base) -> Iterator[Variant]:
     model, reads = draft.model, draft.model.wiring.reads
     for more, name in ((1.0, "norms as 1 + w"), (-1.0, "norms as w, not 1 + w")):
         yield Variant(name, _with(draft, _norms(more)), reads)
-    rotated = any(name.endswith(".k_proj") for name, _ in model.named_modules())  # not where keys are compressed
+    parts = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    rotated = {"k_proj", "rotary_emb"} <= parts  # not where keys are compressed, nor where positions are relative
     for inverse, name in ((False, "rotary embedding interleaved"), (True, "rotary embedding in halves"))[: 2 * rotated]:
         yield Variant(name, _with(draft, _rotary(model.config, inverse)), reads)
     tokens = model.token_map
