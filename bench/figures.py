@@ -109,10 +109,13 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "streams-pocket-drafters": (
         "python bench/streams.py --model pocket --tokens 50000 --drafters model+ngram eagle+ngram block+ngram",
     ),
-    "streams-smollm2": ("python bench/streams.py --model smollm2 --tokens 10000",),
+    "streams-smollm2": (
+        "python bench/streams.py --model smollm2 --tokens 10000 --streams edits agent once",
+        "python bench/streams.py --model smollm2 --tokens 10000 --streams turns",
+    ),
     "streams-smollm2-eagle": (
         "python bench/streams.py --model smollm2 --tokens 10000 --drafters eagle+ngram --levels 8 "
-        "--streams edits turns",
+        "--streams edits agent",
     ),
     "fusion-pocket": ("python bench/fusion.py --model pocket --drafters heads --texts 8",),
     "fusion-drafters": (

@@ -61,7 +61,7 @@ DRAFTS = {
     "smollm2": {"eagle": "tests/data/smollm2-eagle3", "block": "tests/data/smollm2-dflash"},
     "hybrid": {"mtp": "mtp"},
 }
-GAIN = {EDITS: 1.15, AGENT: 1.15, TURNS: 1.0, ONCE: 0.995}
+GAIN = {EDITS: 1.15, AGENT: 1.15, TURNS: 1.15, ONCE: 0.995}
 
 
 def edited(text: Sequence[int], other: Sequence[int], rng: np.random.Generator) -> list[int]:
