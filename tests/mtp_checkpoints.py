@@ -27,7 +27,7 @@ from transformers import (
 )
 
 VOCAB, WIDTH = 96, 32
-_COMMON: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": WIDTH,
     "intermediate_size": 48,
@@ -57,17 +57,17 @@ _BY_NUMBER = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_repla
 
 def configs() -> dict[str, PreTrainedConfig]:
     """Published configs scaled down, by the family of their MTP layer."""
-    one = _COMMON | {"num_key_value_heads": 4, "num_hidden_layers": 3}
+    one = SIZES | {"num_key_value_heads": 4, "num_hidden_layers": 3}
     sliding = {"layer_types": ["sliding_attention", "full_attention"], "mtp_layer_types": ["full_attention"]}
     return {
         "deepseek_v3": DeepseekV3Config(**one, **_EXPERTS, **_LATENT, **_BY_NUMBER, n_group=1, topk_group=1),
-        "glm4_moe": Glm4MoeConfig(**_COMMON, **_EXPERTS, **_BY_NUMBER, num_hidden_layers=3, head_dim=8),
+        "glm4_moe": Glm4MoeConfig(**SIZES, **_EXPERTS, **_BY_NUMBER, num_hidden_layers=3, head_dim=8),
         "glm4_moe_lite": Glm4MoeLiteConfig(**one, **_EXPERTS, **_LATENT, **_BY_NUMBER, n_group=1, topk_group=1),
         "mellum": MellumConfig(
-            **_COMMON, **_EXPERTS, **sliding, num_hidden_layers=2, head_dim=8, num_experts=4, num_nextn_predict_layers=1
+            **SIZES, **_EXPERTS, **sliding, num_hidden_layers=2, head_dim=8, num_experts=4, num_nextn_predict_layers=1
         ),
         "qwen3_next": Qwen3NextConfig(
-            **_COMMON,
+            **SIZES,
             **_EXPERTS,
             **_LINEAR,
             num_hidden_layers=4,
@@ -76,10 +76,10 @@ def configs() -> dict[str, PreTrainedConfig]:
             shared_expert_intermediate_size=16,
         ),
         "qwen3_5_text": Qwen3_5TextConfig(
-            **_COMMON, **_LINEAR, num_hidden_layers=4, head_dim=16, mtp_num_hidden_layers=1
+            **SIZES, **_LINEAR, num_hidden_layers=4, head_dim=16, mtp_num_hidden_layers=1
         ),
         "qwen3_5_moe_text": Qwen3_5MoeTextConfig(
-            **_COMMON,
+            **SIZES,
             **_EXPERTS,
             **_LINEAR,
             num_hidden_layers=4,
@@ -88,7 +88,7 @@ def configs() -> dict[str, PreTrainedConfig]:
             shared_expert_intermediate_size=16,
             mtp_num_hidden_layers=1,
         ),
-        "mimo": Qwen2Config(**_COMMON, num_hidden_layers=3, num_nextn_predict_layers=1),
+        "mimo": Qwen2Config(**SIZES, num_hidden_layers=3, num_nextn_predict_layers=1),
         "step3p7": step(3, 2),
         "inkling_text": inkling(),
         "inkling_mm_model": inkling(of_text=False),
@@ -109,7 +109,7 @@ def inkling(layers: int = 3, of_mtp: int = 1, *, of_text: bool = True, window: i
         "n_shared_experts": 1,
         "logits_mup_width_multiplier": 2.0,
     }
-    text = InklingTextConfig(**_COMMON, **_EXPERTS, **_RELATIVE, **kinds, **sizes, **given)
+    text = InklingTextConfig(**SIZES, **_EXPERTS, **_RELATIVE, **kinds, **sizes, **given)
     if of_text:
         return text
     vision = {"hidden_size": 16, "n_layers": 2, "patch_size": 4, "text_hidden_size": WIDTH}
@@ -120,7 +120,7 @@ def inkling(layers: int = 3, of_mtp: int = 1, *, of_text: bool = True, window: i
 def step(layers: int, of_mtp: int, heads: int = 4) -> PreTrainedConfig:
     """Step-3.7's: its sliding layers, as those of MTP are, may have other numbers of heads."""
     kinds = ["sliding_attention", "full_attention", "full_attention", *["sliding_attention"] * (layers + of_mtp - 3)]
-    text = _COMMON | _EXPERTS | dict.fromkeys(("bos_token_id", "eos_token_id"))
+    text = SIZES | _EXPERTS | dict.fromkeys(("bos_token_id", "eos_token_id"))
     text |= {"num_hidden_layers": layers, "layer_types": kinds, "moe_layers_enum": "1,2", "sliding_window": 8}
     text |= {"head_dim": 8, "n_routed_experts": 4, "share_expert_dim": 16, "pad_token_id": 1}
     vision = {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14}

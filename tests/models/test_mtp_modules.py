@@ -19,12 +19,14 @@ from transformers.modeling_layers import MtpModel
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
+from treeopt.models.compatibility import check_draft, check_heads_fit
 from treeopt.models.draft_files import load_draft
 from treeopt.models.draft_module import DraftModule, layout_of
+from treeopt.train.medusa1 import new_heads
 from treeopt.verify.probe import levels_of, probed
 
 OF_TRANSFORMERS = ("deepseek_v3", "glm4_moe", "mellum", "step3p7", "inkling_text", "inkling_mm_model")
-SEVERAL = ("deepseek_v3", "glm4_moe", "step3p7", "inkling_mm_model")  # layers
+SEVERAL = ("deepseek_v3", "glm4_moe", "step3p7", "inkling_text", "inkling_mm_model")  # layers
 # Their configs in transformers do not say that they have MTP layers; its MTP model takes their decoder layers, too.
 TOLD = ("glm4_moe_lite", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
@@ -225,6 +227,19 @@ def test_convolutions_stay_in_float32(tmp_path: Path) -> None:
     single = {name for name, dtype in dtypes.items() if dtype is torch.float32}
     assert single == {name for name in dtypes if "sconv" in name}
     assert probed(draft).kind == "paths"
+
+
+def test_spare_rows_of_the_lm_head(tmp_path: Path) -> None:
+    """Its logits are fewer than its rows; heads that copy the rows, and modules of either number of tokens, fit."""
+    write(tmp_path, "inkling_text")
+    base = load_base(str(tmp_path), dtype="float32")
+    assert (base.vocab_size, base.rows) == (VOCAB - 4, VOCAB)
+    assert base.forward(torch.tensor([[1, 2]]))[0].shape[-1] == VOCAB - 4
+    heads = new_heads(base, 2)
+    check_heads_fit(base, heads, "new")
+    assert torch.equal(heads.lm_head[1], base.lm_head.weight)
+    head = tiny_module(tiny_base("llama", vocab_size=VOCAB, hidden_size=WIDTH), "eagle3", vocabulary=8)
+    check_draft(base, head)
 
 
 def session_root(draft: Base, ids: Tensor, read: Tensor) -> Tensor:

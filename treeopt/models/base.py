@@ -127,10 +127,14 @@ class Base:
 
     @property
     def vocab_size(self) -> int:
-        """V, the width of the logits: the rows of the LM head, of which Inkling leaves the last ones out."""
-        rows = self.lm_head.weight.shape[0]
+        """V, the width of the logits."""
         most: int | None = getattr(self.model.config.get_text_config(decoder=True), "unpadded_vocab_size", None)
-        return min(rows, most or rows)
+        return min(self.rows, most or self.rows)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the LM head, of which Inkling's logits leave the last ones out."""
+        return self.lm_head.weight.shape[0]
 
     @property
     def hidden_size(self) -> int:

@@ -30,7 +30,7 @@ def check_heads_fit(base: Base, heads: MedusaHeads, name: str) -> None:
     faults = []
     if heads.hidden_size != base.hidden_size:
         faults.append(f"hidden size {heads.hidden_size}, the base has {base.hidden_size}")
-    if heads.vocab_size is not None and heads.vocab_size != base.vocab_size:
+    if heads.vocab_size not in (None, base.vocab_size, base.rows):
         faults.append(f"vocabulary {heads.vocab_size}, the base has {base.vocab_size}")
     if faults:
         what = f"the heads {name} do not fit {base.name}: {'; '.join(faults)}"
@@ -76,7 +76,7 @@ def check_draft(base: Base, draft: Base) -> None:
 def _check_module(base: Base, module: StateModule, name: str) -> None:
     sizes = {
         "hidden size": (module.wiring.state_size, base.model.config.get_text_config().hidden_size),
-        "vocabulary": (module.base_vocab_size, base.vocab_size),
+        "vocabulary": (module.base_vocab_size, base.rows),
         "last state": (max(module.wiring.reads), base.model.config.get_text_config().num_hidden_layers),
     }
     for size, (found, there) in sizes.items():

@@ -166,7 +166,7 @@ def _check_config(name: str, base: Base, config: Mapping[str, Any]) -> None:
     """Raise E213 where a config is of a vocabulary that is not the base's."""
     inner = config.get("transformer_layer_config", config)
     vocab = inner.get("vocab_size") if isinstance(inner, Mapping) else None
-    if isinstance(vocab, int) and vocab != base.vocab_size:
+    if isinstance(vocab, int) and vocab not in (base.vocab_size, base.rows):
         raise _mismatch(name, base, f"its vocabulary has {vocab} tokens, the base's {base.vocab_size}")
 
 
@@ -207,8 +207,8 @@ def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
         raise _mismatch(name, base, f"its hidden size is {width}, the base's {base.hidden_size}")
     layout.config._attn_implementation = base.model.config._attn_implementation
     if wiring.kind == BLOCK:
-        check_mask(name, wiring, base.vocab_size)
-    shared = base.model.get_input_embeddings(), base.lm_head, base.vocab_size
+        check_mask(name, wiring, base.rows)
+    shared = base.model.get_input_embeddings(), base.lm_head, base.rows
     try:
         with torch.device("meta"):  # a wrong config could describe a module that does not fit into memory
             described = kind(layout.config, wiring, *shared)
@@ -307,21 +307,19 @@ def _converted(name: str, module: DraftModule, tensors: Mapping[str, Tensor], of
 def _tokens(name: str, base: Base, state: State, count: int) -> Tensor:
     """The base's token of each of a module's vocabulary: d2t are their distances from the module's own numbers."""
     offsets = state.get("d2t")
-    if offsets is None or count == base.vocab_size:
-        if count != base.vocab_size:
+    if offsets is None or count == base.rows:
+        if count != base.rows:
             what = f"{name} has a vocabulary of {count} tokens and no d2t, which says what they are in the base's"
             raise TreeoptError(Code.DRAFT_INVALID, what)
         return torch.arange(count)
     whole = not offsets.is_floating_point() and tuple(offsets.shape) == (count,)
     tokens = torch.arange(count) + offsets.long() if whole else torch.zeros(0, dtype=torch.long)
     inside = state.get("t2d")
-    fits = (
-        whole and 0 <= int(tokens.min()) <= int(tokens.max()) < base.vocab_size and len(set(tokens.tolist())) == count
-    )
+    fits = whole and 0 <= int(tokens.min()) <= int(tokens.max()) < base.rows and len(set(tokens.tolist())) == count
     if fits and inside is not None and len(inside) > int(tokens.max()):
         fits = int(inside.bool().sum()) == count and bool(inside.bool()[tokens].all())
     if not fits:
-        what = f"{name} has a d2t that is not {count} distances to different tokens of the base's {base.vocab_size}"
+        what = f"{name} has a d2t that is not {count} distances to different tokens of the base's {base.rows}"
         marked = [] if inside is None else inside.flatten().bool().nonzero().flatten().tolist()
         is_tokens = bool(marked) and sorted(offsets.flatten().tolist()) == marked
         fix = "its d2t holds tokens: subtract each one's own number, 0, 1, .." if is_tokens else ""

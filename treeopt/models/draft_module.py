@@ -227,8 +227,8 @@ class DraftModule(StateModule):
             logits_to_keep: as of stock models.
             output_hidden_states: not read; states are always returned.
             level: of these nodes in the tree; 0 for tokens of the text, whose rows follow each other.
-            inputs: mask, positions and cache, as of stock models. Without one for all layers, each of several layers
-                has a cache of its own, and these are returned as a list.
+            inputs: mask, positions and cache, as of stock models; several layers with one cache take float masks
+                [B, 1, n, m]. Without one each has a cache of its own, which a list returns, and a mask [B, m] or none.
         """
         embedding = self.embedded(input_ids)
         layers: list[DraftModule] = [self, *self.further]

@@ -40,7 +40,7 @@ def new_heads(base: Base, num_heads: int, *, blocks: int = 1, shared_lm_head: bo
     if not shared_lm_head and base.lm_head.bias is not None:
         what = f"the LM head of {base.name} has a bias, which heads with their own LM heads cannot copy"
         raise TreeoptError(Code.HEADS_MISMATCH, what, fix="--shared-lm-head")
-    heads = MedusaHeads(num_heads, blocks, base.hidden_size, None if shared_lm_head else base.vocab_size)
+    heads = MedusaHeads(num_heads, blocks, base.hidden_size, None if shared_lm_head else base.rows)
     if heads.lm_head is not None:
         with torch.no_grad():
             heads.lm_head.copy_(weight_of(base.lm_head, "weight").float().expand_as(heads.lm_head))
@@ -110,7 +110,7 @@ def train_heads(
 
 def weights_of(base: Base, settings: Settings) -> int:
     """Number of weights of the heads of these settings."""
-    d, vocab = base.hidden_size, 0 if settings.shared_lm_head else base.vocab_size
+    d, vocab = base.hidden_size, 0 if settings.shared_lm_head else base.rows
     return settings.num_heads * (settings.blocks * (d * d + d) + vocab * d)
 
 
