@@ -7,7 +7,7 @@ import pytest
 import torch
 from chances import ALPHA, PROMPT, SMALL, counted, p_value, processed, small_base, text_probabilities
 from decoding import stock
-from tiny import tiny_base
+from tiny import but_slow, tiny_base
 from torch import Tensor
 
 from treeopt.decode.decoder import TreeDecoder
@@ -31,7 +31,7 @@ def decoder_of(rule: Sample | Greedy, settings: Sample, num_drafts: int = 3) -> 
 
 
 @pytest.mark.parametrize("settings", [{}, WARPED])
-@pytest.mark.parametrize("num_drafts", [1, 3])
+@pytest.mark.parametrize("num_drafts", but_slow([1, 3], 3))
 def test_whole_texts(settings: dict[str, float], num_drafts: int) -> None:
     """Texts of rejection are distributed as plain sampling distributes them, from the same settings or others."""
     rule = Rejection(**settings)

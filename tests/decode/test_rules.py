@@ -13,7 +13,7 @@ from helpers import random_tree
 from looped import looped
 from numpy.typing import NDArray
 from random_trees import compile_parents
-from tiny import cycle_base, cycle_heads, random_heads
+from tiny import but_slow, cycle_base, cycle_heads, random_heads
 from torch import Tensor
 
 from treeopt.decode import rules
@@ -46,7 +46,7 @@ def counts_of(base: Base, tree: Tree, rule: Rule) -> NDArray[np.float64]:
     return counted(TreeDecoder(base, random_heads(base, 3, 3), tree, acceptance=rule))
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", but_slow([*SETTINGS], "plain", "top-p", "cold"))
 def test_sample_distribution(small: Base, name: str) -> None:
     """Whole texts out of a full tree are distributed as plain sampling distributes them."""
     rule = SETTINGS[name]

@@ -26,7 +26,7 @@ from treeopt.drafting.kernel.session import KernelSession
 from treeopt.errors import Code, TreeoptError
 from treeopt.verify.buffers import compile_ranks
 
-SEEDS = int(os.environ.get("TREEOPT_SEEDS", "4"))  # of each source
+SEEDS = int(os.environ.get("TREEOPT_SEEDS", "3"))  # of each source
 NEAR = 2e-4
 
 

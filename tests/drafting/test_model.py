@@ -26,7 +26,7 @@ from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_ranks
 from treeopt.verify.levels import LevelSession
 
-SEEDS = int(os.environ.get("TREEOPT_SEEDS", "3"))
+SEEDS = int(os.environ.get("TREEOPT_SEEDS", "2"))
 SOURCES = ("model", "no heads", "voted", "empty no heads")  # beside the draft model: nothing, or these
 NO_STATE = torch.zeros(1, 1)
 

@@ -24,7 +24,7 @@ from treeopt.texts.answers import hidden_states
 from treeopt.texts.encode import Text
 from treeopt.traces import MISS, NONE
 
-SEEDS = int(os.environ.get("TREEOPT_SEEDS", "4"))  # of each source
+SEEDS = int(os.environ.get("TREEOPT_SEEDS", "2"))  # of each source
 WINDOWS = (4, 8, 25, 200)  # shorter than the texts, about as long, longer
 
 

@@ -22,7 +22,7 @@ from treeopt.drafting.interface import Features
 from treeopt.drafting.kernel.data import NGRAM
 from treeopt.models.logits import top_ids
 
-SEEDS = int(os.environ.get("TREEOPT_SEEDS", "12"))  # of each source
+SEEDS = int(os.environ.get("TREEOPT_SEEDS", "6"))  # of each source
 FLAT = Table({(): {0: 0.0}}, {(): 0.0}, (-1.0,) * 60)  # knows nothing of sixty tokens
 
 

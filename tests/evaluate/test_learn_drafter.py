@@ -10,7 +10,7 @@ import torch
 from drafters import planted
 from helpers import random_calibration
 from looped import looped
-from tiny import chat_base
+from tiny import but_slow, chat_base
 
 import treeopt
 from treeopt.decode.decoder import Rows, TreeDecoder
@@ -70,7 +70,7 @@ def learned(base: Base, heads: MedusaHeads | None = None, sizes: tuple[int, ...]
     return learn_drafter(base, PROMPTS, heads, learning=LITTLE, sizes=sizes, max_new_tokens=NEW)
 
 
-@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize("name", but_slow([*COSTS], "by nodes", "static trees slow"))
 def test_recommended_has_most_tokens_per_second(base: Base, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The plan with the most tokens per second is stored; one-node steps are the unit of the speedup."""
     cost = COSTS[name]
@@ -147,7 +147,7 @@ def test_shortest_step_counts(base: Base, monkeypatch: pytest.MonkeyPatch, secon
 
 
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
-@pytest.mark.parametrize("with_heads", [False, True])
+@pytest.mark.parametrize("with_heads", but_slow([False, True], True))
 def test_from_prompts_to_text(
     base: Base, heads: MedusaHeads, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, with_heads: bool
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from drafters import planted, prompts_of, quick_drafter
 from looped import looped
-from tiny import cycle_base, cycle_heads, random_heads, tiny_base
+from tiny import but_slow, cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibration import Calibration
@@ -94,7 +94,7 @@ def test_validate_predicted_is_measured(validation: Validation) -> None:
     assert validation.tokens_per_step > 1.5
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("batch_size", but_slow([1, 4], 4))
 @pytest.mark.parametrize("kind", ["static", "policy"])
 def test_validate_predicted_histogram_is_measured(kind: str, batch_size: int) -> None:
     """Replay knows how many steps accept k drafts, where texts end by an end token as where they end by the budget."""

@@ -331,6 +331,7 @@ def test_another_chat_template(pocket: tuple[Base, MedusaHeads, list[Text]], mon
     assert any(cause.startswith("the drafter fits text without the chat template better") for cause in found.causes)
 
 
+@pytest.mark.slow
 def test_chat_template_that_is_missing(
     pocket: tuple[Base, MedusaHeads, list[Text]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
