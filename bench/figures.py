@@ -112,8 +112,6 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "streams-smollm2": (
         "python bench/streams.py --model smollm2 --tokens 10000 --streams edits agent once",
         "python bench/streams.py --model smollm2 --tokens 10000 --streams turns",
-    ),
-    "streams-smollm2-eagle": (
         "python bench/streams.py --model smollm2 --tokens 10000 --drafters eagle+ngram --levels 8 "
         "--streams edits agent",
     ),
@@ -121,8 +119,8 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "fusion-drafters": (
         "python bench/fusion.py --model pocket --drafters model eagle block --texts 4",
         "python bench/fusion.py --model hybrid --drafters mtp --texts 4",
+        "python bench/fusion.py --model smollm2 --tokens 10000 --texts 4",
     ),
-    "fusion-smollm2": ("python bench/fusion.py --model smollm2 --tokens 10000 --texts 4",),
     "modules-dspark": ("python bench/modules.py --model pocket --draft tests/data/pocket-dspark",),
     "ddtree": ("python bench/ddtree.py",),
     "modules-dspark-no-confidence": (

@@ -74,7 +74,7 @@ def steps_of(decoded: list[Decoded]) -> list[int]:
     return [len(one.step_lengths) for one in decoded]
 
 
-def check_plans(base: Base, draft: Base, seed: int, *, ngram: bool, new: int = 16) -> None:
+def check_plans(base: Base, draft: Base, seed: int, *, ngram: bool, new: int = NEW) -> None:
     """Every plan: stock text in the predicted steps, alone and in a batch."""
     texts = answered(base, prompts_of(seed, 3, longest=40, vocab=VOCAB), new)
     prompts = [text.prompt for text in texts]
