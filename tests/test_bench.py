@@ -166,6 +166,7 @@ def test_exact_is_exact(bench: Bench, base: Base, loaded: LoadedHeads, shared: P
     assert all("lossless 2/2  steps as predicted 2/2" in line for line in lines[1:])
 
 
+@pytest.mark.quick
 def test_every_script_is_run() -> None:
     """Every script of bench/ is run here; every other module there is imported by one."""
     found = {path.stem: "__main__" in path.read_text() for path in BENCH.glob("*.py")}

@@ -96,6 +96,7 @@ def test_tokenizer_round_trip(text: str) -> None:
     assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 
+@pytest.mark.quick
 def test_blocks_by_hand() -> None:
     """Texts follow one another, each with its end; the last, shorter block is dropped."""
     tokenizer = making.train_tokenizer(["ab"], 258, 32)
@@ -221,6 +222,7 @@ def test_judge_counts_the_predictions_of_answer_tokens(target: Base) -> None:
     assert drafting.judge(target, target.model, texts) == {"kl": pytest.approx(0.0, abs=1e-9), "top1": 1.0}
 
 
+@pytest.mark.quick
 def test_recipe_is_valid_and_of_pocket(target: Base) -> None:
     """The recipe in the package makes a draft with the vocabulary, context and held-out modules of pocket."""
     recipe = check(load(RECIPES / "pocket-draft.yaml"), drafting.DraftRecipe, drafting.SCHEMA)
@@ -329,6 +331,7 @@ def test_hybrid_learns_its_target_from_seen_text_alone(
     assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
 
 
+@pytest.mark.quick
 @looped(
     ("step", "expected"),
     [(0, 0.5), (1, 1.0), (2, 1.0), (4, 1.0), (5, 0.75), (7, 0.25)],
@@ -339,6 +342,7 @@ def test_hybrid_learning_rate_by_hand(step: int, expected: float) -> None:
     assert hybrids.rate(settings, step) == pytest.approx(expected)
 
 
+@pytest.mark.quick
 def test_hybrid_recipe_is_that_of_the_trained_model(target: Base) -> None:
     """The recipe is of pocket's text, and has the sizes of the model in tests/data."""
     recipe = check(load(RECIPES / "hybrid.yaml"), hybrids.HybridRecipe, hybrids.SCHEMA)

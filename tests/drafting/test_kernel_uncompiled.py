@@ -105,6 +105,7 @@ def test_tests_of_the_compiled_kernel_pass(name: str, kernel: SimpleNamespace) -
     getattr(getattr(kernel, file), test)()
 
 
+@pytest.mark.quick
 def test_a_text_is_rewound(kernel: SimpleNamespace) -> None:
     """As in the compiled kernel, for one text."""
     kernel.test_kernel.check_rewound(0)
@@ -175,6 +176,7 @@ def test_ranked_nodes_are_the_naive_ones(depth: int, kernel: SimpleNamespace) ->
         assert ranked.tokens[0, node, len(wanted) :].tolist() == [0] * (vocab + 1 - len(wanted))
 
 
+@pytest.mark.quick
 def test_compiled_trees_by_hand(kernel: SimpleNamespace) -> None:
     """Drafts 5, 6 below 5, 7, and a void fourth node: sorted by depth, the void one the likeliest again."""
     session = begun(kernel, random_case(0, rows=1))
@@ -198,6 +200,7 @@ def test_compiled_trees_by_hand(kernel: SimpleNamespace) -> None:
     assert kernel.session.compile_drafts(grown, 4, 2, torch.tensor([root])).void is None
 
 
+@pytest.mark.quick
 def test_likeliest_votes_by_hand(kernel: SimpleNamespace) -> None:
     """Of weights 2, 3, 2, 3 of tokens 9, 5, 4, 7: 5 and 7, then 4, the smaller id of equal ones."""
     weights, tokens = np.array([2.0, 3.0, 2.0, 3.0]), np.array([9, 5, 4, 7])
@@ -208,6 +211,7 @@ def test_likeliest_votes_by_hand(kernel: SimpleNamespace) -> None:
         assert work.likeliest[:count].tolist() == wanted
 
 
+@pytest.mark.quick
 @looped(("text", "width", "wanted"), [
     ([3, 1, 3, 0, 2], 2, [3, 0]),  # once each: 0 before 1 and 2
     ([2, 2, 0], 3, [2, 0, 1]),  # then an id that is not in the text
@@ -252,6 +256,7 @@ def test_grown_trees_have_no_more_nodes_than_candidates(kernel: SimpleNamespace)
     assert chosen.tokens.tolist() == [[2, 0, 1, 0]]
 
 
+@pytest.mark.quick
 def test_filled_trees_by_hand(kernel: SimpleNamespace) -> None:
     """A tree of ranks that all nodes have is not void anywhere; one of rank 2 is void below two candidates."""
     session = of_heads(kernel)
@@ -266,6 +271,7 @@ def test_filled_trees_by_hand(kernel: SimpleNamespace) -> None:
         assert (found.void if found.void is None else found.void.tolist()) == void
 
 
+@pytest.mark.quick
 @looped(("costs", "chance", "worth"), [
     ((0.0, 0.4, 2.0), 0.2, True),  # two more nodes give 0.4 and cost 0.4: equal up to rounding
     ((0.0, 0.4, 2.0), 0.19, False),
@@ -280,6 +286,7 @@ def test_growth_that_can_pay_by_hand(
     assert kernel.trees._worth(sizes, 1, 1.5, 1.5, chance) is worth
 
 
+@pytest.mark.quick
 @looped(("rows", "threads", "parts"), [
     ([5, 1, 6], 4, [(0, 5), (5, 6), (6, 12)]),  # of the places 0, 3, 6 and 9 the next beginnings of texts
     ([1, 1, 1, 1, 1, 1, 1], 2, [(0, 3), (3, 7)]),

@@ -118,6 +118,7 @@ def with_index(folder: Path, name: str) -> Path:
     return folder
 
 
+@pytest.mark.quick
 @looped("name", ["../../x.safetensors", "/etc/x.safetensors", "a/../../x.safetensors", "C:\\x", "..\\x"])
 def test_index_outside_its_folder(name: str, tmp_path: Path) -> None:
     """An index of heads, of a model or of a draft model names files of its folder alone."""
@@ -125,6 +126,7 @@ def test_index_outside_its_folder(name: str, tmp_path: Path) -> None:
     assert "not in its folder" in refusal_of(check_files, "m", tmp_path).what
 
 
+@pytest.mark.quick
 @looped("name", ["a\0b.safetensors", "\ud800.safetensors", "x" * 500 + ".safetensors"])
 def test_index_of_odd_names(name: str, tmp_path: Path) -> None:
     """Names that no file can have are one error."""
@@ -174,6 +176,7 @@ def test_marks_name_files_of_their_checkpoint(name: str, tmp_path: Path) -> None
     assert "is not what treeopt wrote" in refusal_of(reader.read, path).what
 
 
+@pytest.mark.quick
 @looped(
     "changes",
     [

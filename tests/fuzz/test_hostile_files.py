@@ -122,6 +122,7 @@ def bomb(levels: int) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.quick
 @looped("text", [bomb(20), "a: " + "[" * 5000, "a: " + "{b: " * 5000, "&a [*a]", "- " * 5000 + "x"])
 def test_yaml_bombs(text: str, tmp_path: Path) -> None:
     """Aliases that multiply and deep nesting are refused by the parser's events."""
@@ -130,6 +131,7 @@ def test_yaml_bombs(text: str, tmp_path: Path) -> None:
     assert "alias" in error.what or "nested" in error.what
 
 
+@pytest.mark.quick
 def test_keys_twice(tmp_path: Path) -> None:
     """A key that is in an object twice is refused, not decided by the parser."""
     result = seeds.validations()[0].replace(b"{", b'{"tokens": 7, ', 1)
@@ -191,6 +193,7 @@ def test_headers_of_arrays(name: str, tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.quick
 @looped("length", [2**63, 2**64 - 1, 100_000_001, 5, 0])
 def test_lengths_of_headers(length: int, tmp_path: Path) -> None:
     """The stated length of a header is compared with the file."""

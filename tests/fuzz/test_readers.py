@@ -69,6 +69,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Reader, Path]:
     return reader, folder_of(request.param, tmp_path) / reader.file
 
 
+@pytest.mark.quick
 def test_valid_files_are_read(case: tuple[Reader, Path]) -> None:
     """The files that are damaged below are valid, so that damage is what is refused."""
     reader, path = case
@@ -169,6 +170,7 @@ EXCEPTIONS = {
 }
 
 
+@pytest.mark.quick
 def test_every_public_reader_is_entered() -> None:
     """Every public load_*, read_* and import_* function is entered by a reader of the table, or has a reason."""
     public = {
@@ -185,6 +187,7 @@ def test_every_public_reader_is_entered() -> None:
     assert set(EXCEPTIONS) <= public
 
 
+@pytest.mark.quick
 def test_entered_functions_are_called(tmp_path: Path) -> None:
     """The functions that the table names are called when a valid file is read."""
     for number, (name, reader) in enumerate(READERS.items()):

@@ -22,6 +22,7 @@ from treeopt.models.base import Base, load_base
 from treeopt.models.compatibility import check_draft, check_heads_fit
 from treeopt.models.draft_files import load_draft
 from treeopt.models.draft_module import DraftModule, layout_of
+from treeopt.models.variants import variants_of
 from treeopt.train.medusa1 import new_heads
 from treeopt.verify.probe import levels_of, probed
 
@@ -220,9 +221,11 @@ def test_rows_of_a_text_one_by_one(name: str, rows: int, tmp_path: Path) -> None
 
 
 def test_convolutions_stay_in_float32(tmp_path: Path) -> None:
-    """As in the base of 16 bits, whose stock layers run them so."""
+    """As in the base of 16 bits, whose stock layers run them so. Relative positions have no rotary readings."""
     write(tmp_path, "inkling_mm_model")
-    draft = load_draft("mtp", load_base(str(tmp_path), dtype="bfloat16"))
+    base = load_base(str(tmp_path), dtype="bfloat16")
+    draft = load_draft("mtp", base)
+    assert not any("rotary" in one.name for one in variants_of(base, draft))
     dtypes = {name: one.dtype for name, one in draft.model.named_parameters()}
     single = {name for name, dtype in dtypes.items() if dtype is torch.float32}
     assert single == {name for name in dtypes if "sconv" in name}

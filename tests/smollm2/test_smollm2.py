@@ -103,6 +103,7 @@ def test_heads_of_the_recipe(chat: Base, texts: list[Text]) -> None:
         assert found.lossless
 
 
+@pytest.mark.quick
 def test_recipe_is_that_of_the_heads() -> None:
     """The options of the recipe are those that the heads were trained with; the texts are on the command line."""
     recipe = load(data_root("calibration") / "recipes" / "smollm2.yaml").data
