@@ -45,26 +45,36 @@ Check = Callable[[Path], list[Fault]]
 parse = functools.cache(ast.parse)
 
 
+def texts(folder: Path) -> Iterator[tuple[str, str]]:
+    """Path below the folder and text of each source file."""
+    for path in sorted(folder.rglob("*.py")):
+        yield path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8")
+
+
 def sources(folder: Path) -> Iterator[tuple[str, str, ast.Module]]:
     """Path below the folder, text and syntax tree of each source file."""
-    for path in sorted(folder.rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        yield path.relative_to(folder).as_posix(), text, parse(text)
+    return ((name, text, parse(text)) for name, text in texts(folder))
+
+
+@functools.cache
+def walk(tree: ast.Module) -> list[ast.AST]:
+    """All nodes, for several checks."""
+    return list(ast.walk(tree))
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, bool]]:
     """Every function, and whether it is a method that is given self or cls."""
-    for parent in ast.walk(tree):
-        for node in ast.iter_child_nodes(parent):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                static = any(isinstance(one, ast.Name) and one.id == "staticmethod" for one in node.decorator_list)
-                yield node, isinstance(parent, ast.ClassDef) and not static
+    methods = {id(one) for node in walk(tree) if isinstance(node, ast.ClassDef) for one in node.body}
+    for node in walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            static = any(isinstance(one, ast.Name) and one.id == "staticmethod" for one in node.decorator_list)
+            yield node, id(node) in methods and not static
 
 
 def docstring_lines(tree: ast.Module) -> set[int]:
     """Lines that docstrings take."""
     lines: set[int] = set()
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if (
@@ -90,7 +100,7 @@ def code_lines(text: str) -> dict[int, str]:
 
 def long_files(folder: Path) -> list[Fault]:
     """Files above the limit."""
-    counted = ((name, len(text.splitlines())) for name, text, _ in sources(folder))
+    counted = ((name, len(text.splitlines())) for name, text in texts(folder))
     return [f"{name}: {lines} lines" for name, lines in counted if lines > FILE_LINES]
 
 
@@ -123,7 +133,7 @@ def wide_functions(folder: Path) -> list[Fault]:
 def comparable_lines(text: str, tree: ast.Module) -> list[tuple[int, str]]:
     """Code lines that hold a word and belong to no import."""
     imports: set[int] = set()
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             imports.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return [(n, line) for n, line in code_lines(text).items() if n not in imports and re.search(r"\w", line)]
@@ -152,7 +162,7 @@ def private_access(folder: Path) -> list[Fault]:
     """Private attributes of an object other than self or cls."""
     faults = []
     for name, _, tree in sources(folder):
-        for node in ast.walk(tree):
+        for node in walk(tree):
             if (
                 not isinstance(node, ast.Attribute)
                 or not re.match(r"_(?!_)", node.attr)
@@ -168,7 +178,7 @@ def class_names(folder: Path) -> list[Fault]:
     """Classes with the name of another one, each after the first."""
     faults, first = [], {}
     for name, _, tree in sources(folder):
-        for node in ast.walk(tree):
+        for node in walk(tree):
             if isinstance(node, ast.ClassDef):
                 place = f"{name}:{node.lineno}"
                 if first.setdefault(node.name, place) != place:

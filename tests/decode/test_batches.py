@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from decoding import HEADS, TREES, prompt_of, stock
 from helpers import random_tree
-from tiny import TREE_FAMILIES, cycle_base, cycle_heads, random_heads, tiny_base
+from tiny import TREE_FAMILIES, but_slow, cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.errors import TreeoptError
@@ -19,7 +19,7 @@ def stock_rows(base: Base, prompts: list[list[int]], max_new_tokens: int) -> lis
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)
-@pytest.mark.parametrize("name", ["one node", "wide", "64 nodes"])
+@pytest.mark.parametrize("name", but_slow(["one node", "wide", "64 nodes"], "64 nodes"))
 def test_batch_lossless(family: str, name: str) -> None:
     """Prompts of different lengths in one batch give, row by row, the text that each gives alone."""
     seed = list(TREES).index(name)

@@ -87,7 +87,7 @@ def check_exact(made: Made) -> float:
     return float(np.mean(rates))
 
 
-@pytest.mark.parametrize("number", range(len(TREE_FAMILIES)))
+@pytest.mark.parametrize("number", but_slow(range(len(TREE_FAMILIES)), 0, 3, 7))
 def test_families(number: int) -> None:
     """Every family, with one source and window each; the answers are those of stock generate."""
     made = made_for(TREE_FAMILIES[number], SOURCES[number % len(SOURCES)], WINDOWS[number % 4])
@@ -96,13 +96,13 @@ def test_families(number: int) -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("window", [4, 40])
+@pytest.mark.parametrize("window", but_slow([4, 40], 4))
 def test_sources(source: str, window: int) -> None:
     """Every source with windows that the text outgrows; drafts are often accepted."""
     assert check_exact(made_for("llama", source, window, 1)) > 1.1
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", but_slow(SOURCES, "voted", "empty no heads"))
 def test_tiny_vocabularies(source: str) -> None:
     """Vocabularies smaller than every list of candidates."""
     for vocab in (2, 3):

@@ -57,7 +57,7 @@ def story_texts(story: tuple[Base, MedusaHeads], shared: Path) -> list[Text]:
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", but_slow(TREES, "wide", "64 nodes"))
 def test_generate_lossless(family: str, name: str) -> None:
     """Two prompts a model and tree: token for token the text of stock generate, and its steps add up to it."""
     seed = list(TREES).index(name)

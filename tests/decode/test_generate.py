@@ -13,7 +13,7 @@ import torch
 from chances import ALPHA, LENGTH, PROMPT, SMALL, p_value, small_base, text_probabilities
 from drafters import SIZE_COST, quick_drafter
 from random_trees import RandomTrees
-from tiny import TREE_FAMILIES, VOCAB, cycle_base, cycle_heads, random_heads, tiny_base
+from tiny import TREE_FAMILIES, VOCAB, but_slow, cycle_base, cycle_heads, random_heads, tiny_base
 from torch import Tensor
 from transformers import (
     LogitsProcessor,
@@ -128,7 +128,9 @@ def test_equal_to_stock(model: PreTrainedModel, heads: MedusaHeads, name: str, r
 
 
 @pytest.mark.parametrize("rows", INPUTS)
-@pytest.mark.parametrize("name", ["plain", *sorted(CHANGED)])
+@pytest.mark.parametrize(
+    "name", but_slow(["plain", *sorted(CHANGED)], "plain", "no_repeat_ngram_size", "own and stock")
+)
 def test_equal_to_stock_own_trees(model: PreTrainedModel, name: str, rows: str) -> None:
     """Processors see each node's own path too where every row has a tree of its own at every step."""
     options = {"max_new_tokens": NEW, "do_sample": False, **OPTIONS[name](model), **INPUTS[rows]}

@@ -44,7 +44,7 @@ from treeopt.texts.encode import Text
 from treeopt.texts.prompts import Prompt
 from treeopt.tree import Tree
 
-NEW = 24
+NEW = 18
 VOCAB = 13  # so that two random models often agree
 DEPTH = 4
 KINDS = ("eagle3", "eagle1", "mtp", "mtp3", "peagle", *BLOCKS)

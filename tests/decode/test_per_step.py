@@ -25,7 +25,7 @@ def decoder_of(base: Base, *, nodes: int = 16, depth: int = 4, rule: Rule | None
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)
-@pytest.mark.parametrize(("nodes", "depth"), [(40, 6), (2, 1)])
+@pytest.mark.parametrize(("nodes", "depth"), [(40, 6), pytest.param(2, 1, marks=pytest.mark.slow)])
 def test_text_is_stocks(family: str, nodes: int, depth: int) -> None:
     """Alone and in a batch of different lengths, each text is that of stock generate, in clearly fewer steps."""
     base = tiny_base(family, nodes)

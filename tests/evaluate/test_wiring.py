@@ -15,7 +15,7 @@ import torch
 from drafters import answered, prompts_of
 from program import treeopt, treeopt_json
 from safetensors.torch import load_file, save_file
-from tiny import tiny_base
+from tiny import but_slow, tiny_base
 from tiny_modules import BLOCKS, tiny_module
 
 from treeopt.drafting.block import ConditionalSession
@@ -217,6 +217,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"sampled answers", "in bfloat16", "LM head of the base"} <= set(names)
 
 
+@pytest.mark.slow
 def test_confidence_in_command() -> None:
     """One line has the errors of all seven levels, and the result has the same. Another drafter has none."""
     few = ("--limit", "6", "--max-new-tokens", "16", "--model", "pocket", "--no-texts", "--draft")
@@ -403,7 +404,7 @@ def test_another_tokenizer(pocket: tuple[Base, MedusaHeads, list[Text]], tmp_pat
         assert findings_in_files(base, load_draft(str(folder), base)) == []
 
 
-@pytest.mark.parametrize("as_tokens", [False, True])
+@pytest.mark.parametrize("as_tokens", but_slow([False, True], True))
 def test_draft_vocabulary_of_a_trained_head(
     pocket: tuple[Base, MedusaHeads, list[Text]], tmp_path: Path, as_tokens: bool
 ) -> None:
@@ -447,6 +448,7 @@ class RoundedHeads(MedusaHeads):
         return super().features(hidden if rounded else hidden.flip(-1), first)
 
 
+@pytest.mark.slow
 def test_another_precision(pocket: tuple[Base, MedusaHeads, list[Text]]) -> None:
     base, heads, texts = pocket
     found = diagnosed((base, as_heads(heads, RoundedHeads), texts), CODE)

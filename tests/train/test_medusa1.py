@@ -103,9 +103,9 @@ def test_new_heads_lm_head_with_bias() -> None:
 @looped("shared_head", [False, True])
 def test_training_learns(tmp_path: Path, shared_head: bool) -> None:
     """On a text that follows a rule both heads learn the rule, on texts held out too."""
-    settings = Settings(num_heads=2, steps=150, learning_rate=1e-2, holdout=8, shared_lm_head=shared_head, blocks=2)
+    settings = Settings(num_heads=2, steps=100, learning_rate=1e-2, holdout=8, shared_lm_head=shared_head, blocks=2)
     trained = train_heads(cycle_base(), walks(61), tmp_path, settings)
-    assert trained.steps == 150
+    assert trained.steps == 100
     for score in trained.held_out:
         assert score.top[0] > 0.9
         assert list(score.top) == sorted(score.top)
