@@ -176,6 +176,7 @@ SHIFTED = {"pure_draft_prefix_len": 2, "shift_label": True}
 HEADS = {"markov_rank": 6, "markov_head_type": "vanilla"}
 SURE = {"enable_confidence_head": True, "confidence_head_with_markov": False}
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
+WINDOWED = {"transformer_layer_config": layer_config(2) | SLIDING | {"use_sliding_window": True}}
 SURE_WITH_MARKOV = {"enable_confidence_head": True, "confidence_head_with_markov": True}
 
 CONFIGS: dict[str, tuple[Kind, dict[str, Any]]] = {
@@ -185,7 +186,13 @@ CONFIGS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "dflash-one-layer": ("dflash", zlab_config(1, block_size=5, dflash_config={"mask_token_id": 95})),
     "dflash-causal": ("dflash", zlab_config(2, block_size=5, dflash_config=IDS | {"causal": True})),
     "dflash-sliding": ("dflash", zlab_config(2, block_size=5, dflash_config=IDS, **SLIDING)),
+    "dflash-sliding-whole": ("dflash", zlab_config(2, block_size=5, is_causal=False, dflash_config=IDS, **SLIDING)),
     "dflash-speculators": ("dflash-speculators", speculators_config("dflash", 2)),
+    "dflash-speculators-sliding": ("dflash-speculators", speculators_config("dflash", 2, **WINDOWED)),
+    "dflash-speculators-sliding-whole": (
+        "dflash-speculators",
+        speculators_config("dflash", 2, **WINDOWED, sliding_window_non_causal=True),
+    ),
     "dflash-speculators-part": ("dflash-speculators", speculators_config("dflash", 3, draft_vocab_size=40)),
     "dflash-speculators-mask": ("dflash-speculators", speculators_config("dflash", 2, mask_embedding=True)),
     "dflash2": (

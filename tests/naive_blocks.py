@@ -2,7 +2,8 @@
 
 Here: DFlash, DFlash2, Domino, JetSpec, and DSpark with its vanilla, gated and rnn heads.
 It reads the tensors by their published names and computes in float32. One call is one block after the anchor.
-A row of a layer with sliding attention sees the last `sliding_window` positions, its own counted, and those after it.
+A row of a layer with sliding attention sees the last `sliding_window` positions, its own counted, and none after it,
+unless config.json says so: `is_causal`, `dflash_config.causal` or (speculators) `sliding_window_non_causal`.
 Not here: P-EAGLE and attention sinks.
 """
 
@@ -129,7 +130,7 @@ class NaiveBlock:
         self.embed = self.state.get("embed_tokens.weight", embeddings).float()
         self.head = self.state.get("lm_head.weight", lm_head).float()
         self.theta, self.confidence_normed = rope_theta(self.sizes), True
-        self.causal = bool(setting(config, "causal_head", False) or setting(config, "causal", False))
+        self.causality = self._causality()
         # What is not written here is refused: a reference that guessed would prove nothing.
         for key, harmless in UNKNOWN.items():
             if setting(config, key) not in harmless:
@@ -191,6 +192,14 @@ class NaiveBlock:
                 x = torch.cat([x, self._code(self._previous(text, drafts, level))])
             results.append(float(torch.sigmoid(self._linear(x, CONFIDENCE))))
         return results
+
+    def _causality(self) -> dict[str, bool]:
+        """For each kind of layer, whether a slot of the block does not see those after it."""
+        of_all = setting(self.config, "is_causal", setting(self.config, "causal", setting(self.config, "causal_head")))
+        if of_all is not None:
+            return {"full_attention": of_all, "sliding_attention": of_all}
+        free = self.config.get("sliding_window_non_causal", self.config.get("speculators_model_type") == "dflash2")
+        return {"full_attention": False, "sliding_attention": not free}
 
     def target(self, ids: Sequence[int]) -> list[int]:
         """The ids of the base for ids of the draft vocabulary: draft + d2t[draft]."""
@@ -273,7 +282,9 @@ class NaiveBlock:
         rows += [self._mask() for _ in range(int(setting(self.config, "block_size")) - 1)]
         for number in range(self.sizes["num_hidden_layers"]):
             sliding = self.layer_types[number] == "sliding_attention"
-            rows = self._layer(context, rows, f"layers.{number}.", self.sizes["sliding_window"] if sliding else None)
+            self.window = self.sizes["sliding_window"] if sliding else None
+            self.causal = self.causality[self.layer_types[number]]
+            rows = self._layer(context, rows, f"layers.{number}.")
         return rows if from_anchor(self.kind, self.config) else rows[1:]
 
     def _mask(self) -> Tensor:
@@ -281,14 +292,14 @@ class NaiveBlock:
         own = self.state.get("mask_embedding", self.state.get("mask_embedding.weight"))
         return self.embed[setting(self.config, "mask_token_id")] if own is None else own.float().reshape(-1)
 
-    def _layer(self, context: list[Tensor], rows: list[Tensor], prefix: str, window: int | None) -> list[Tensor]:
+    def _layer(self, context: list[Tensor], rows: list[Tensor], prefix: str) -> list[Tensor]:
         """rows + attention(context, norm of rows), then the MLP with its norm and its residual.
 
         DFlash2 has a convolution on each side of both.
         """
         normed = [self._norm(row, prefix + "input_layernorm") for row in rows]
         inputs = self._convolved(0, normed, normed, prefix + "attention_conv.")
-        mixed = self._attention(context, inputs, prefix + "self_attn.", window)
+        mixed = self._attention(context, inputs, prefix + "self_attn.")
         mixed = self._convolved(1, normed, mixed, prefix + "attention_conv.")
         rows = [row + y for row, y in zip(rows, mixed, strict=True)]
         normed = [self._norm(row, prefix + "post_attention_layernorm") for row in rows]
@@ -320,7 +331,7 @@ class NaiveBlock:
             outputs.append(output)
         return outputs
 
-    def _attention(self, context: list[Tensor], block: list[Tensor], prefix: str, window: int | None) -> list[Tensor]:
+    def _attention(self, context: list[Tensor], block: list[Tensor], prefix: str) -> list[Tensor]:
         """The block attends to all of the context and to itself, one row and one head at a time.
 
         Row i of the context has position i. Slot j of the block has position n + j. The context has no input norm.
@@ -337,7 +348,7 @@ class NaiveBlock:
         for slot, x in enumerate(block):
             query = self._turned(self._linear(x, prefix + "q_proj").reshape(heads, width), n + slot, prefix + "q_norm")
             last = n + slot if self.causal else n + len(block) - 1
-            seen = [j for j in range(last + 1) if window is None or n + slot - j < window]
+            seen = [j for j in range(last + 1) if self.window is None or n + slot - j < self.window]
             mixed = []
             for head in range(heads):
                 group = head // (heads // groups)

@@ -135,10 +135,10 @@ def assert_naive(folder: str, naive: NaiveBlock, base: Base) -> None:
 @pytest.mark.parametrize("window", [64, 6, 2])
 def test_masks_of_kinds_of_layers(window: int, base: Base, tmp_path: Path) -> None:
     """A block with a sliding and a full layer, in decoding: a row sees the last positions of its window, as the naive
-    one; those of a window beyond the text as without.
+    one, and of the block those before it; if not causal, with a window beyond the text the same as without.
     """
     text, found = list(range(20, 32)), []
-    for name in ("dflash-sliding", "dflash"):
+    for name in ("dflash-sliding", "dflash-sliding-whole", "dflash"):
         folder, naive = drafter_in(tmp_path / name, name, base, sliding_window=window)
         naive.sizes = {**naive.sizes, "sliding_window": window}
         proposer = Recording(base, load_draft(folder, base))
@@ -149,7 +149,8 @@ def test_masks_of_kinds_of_layers(window: int, base: Base, tmp_path: Path) -> No
         expected = torch.stack(naive.logits(text, states[0], []))
         torch.testing.assert_close(proposer.seen[0], expected, rtol=0, atol=1e-5)
         found.append(proposer.seen)
-    assert torch.allclose(*found, rtol=0, atol=1e-5 if window == 64 else 1e-3) is (window == 64)
+    assert not torch.allclose(*found[:2], rtol=0, atol=1e-3)
+    assert torch.allclose(*found[1:], rtol=0, atol=1e-5 if window == 64 else 1e-3) is (window == 64)
 
 
 @torch.inference_mode()

@@ -26,6 +26,7 @@ from treeopt.models.draft_layouts import (
     unread,
 )
 
+_SLIDING = "sliding_attention"
 _AUX, _TARGETS = "aux_hidden_state_layer_ids", "target_layer_ids"
 _TWIN = "encoder.output_norm_enc.weight"  # a tensor of transformers' own layout
 # Heads of DSpark and Domino, and where they are in a module. Older files have them in `logit_head`.
@@ -73,8 +74,8 @@ def block_layout(
         if settings.get(key) not in plain:
             raise unread(name, f"its {key} is {settings[key]!r}, which is not read")
     decoder = decoder_config(name, {**config, "model_type": "qwen3"} if _TWIN in shapes else config, shapes, "qwen3")
-    window = config.get("sliding_window")
-    if type(window) is int and window > 0 and "sliding_attention" in (getattr(decoder, "layer_types", None) or ()):
+    window, sliding = config.get("sliding_window"), _SLIDING in (getattr(decoder, "layer_types", None) or ())
+    if type(window) is int and window > 0 and sliding:
         # Qwen3's config has no window by default. In transformers' class of drafters a row as far as that is seen.
         decoder.sliding_window, decoder.use_sliding_window = window + (_TWIN in shapes), True
     head, width = shapes.get("lm_head.weight", ()), int(decoder.hidden_size)
@@ -84,7 +85,7 @@ def block_layout(
         state_size=state_size(name, config, width),
         size=_number(name, settings, "block_size", None, 2, MAX_DEPTH),
         mask=_number(name, settings, "mask_token_id", None),
-        causal=settings.get("causal_head") is True or settings.get("causal") is True,
+        **_causal(config, settings, sliding=sliding and _TWIN not in shapes),
         mask_embedding="mask_embedding" in shapes,
         from_root=_from_root(config, settings),
         **_parts(name, settings, width, int(decoder.vocab_size)),
@@ -92,6 +93,19 @@ def block_layout(
         own_embeddings="embed_tokens.weight" in shapes,
     )
     return ModuleLayout(wiring, decoder, _NAMES)
+
+
+def _causal(config: Mapping[str, Any], settings: Mapping[str, Any], *, sliding: bool) -> dict[str, Any]:
+    """The fields of a wiring that say which layers are causal.
+
+    By `is_causal`, or else `causal` or `causal_head`, all or none; without these keys the `sliding` ones, if there are
+    any, unless speculators' `sliding_window_non_causal` is true, as it is by default in its DFlash2.
+    """
+    said = [settings[key] for key in ("is_causal", "causal", "causal_head") if isinstance(settings.get(key), bool)]
+    if said:
+        return {"causal": said[0] if isinstance(settings.get("is_causal"), bool) else any(said)}
+    free = config.get("sliding_window_non_causal", config.get(SPECULATORS) == "dflash2")
+    return {"causal_kinds": (_SLIDING,) if sliding and free is not True else ()}
 
 
 def _parts(name: str, settings: Mapping[str, Any], width: int, vocab_size: int) -> dict[str, Any]:

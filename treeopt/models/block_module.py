@@ -49,6 +49,7 @@ class BlockWiring:
         size: rows of a block, the root counted.
         mask: the token of the rows after the root.
         causal: whether a row attends to the rows of the block before it alone.
+        causal_kinds: kinds of layers, by their names in `layer_types`, in which it does where it does not in all.
         mask_embedding: whether the rows after the root have an embedding of their own.
         from_root: whether the root's row predicts the first level, as in DSpark; else there is one level less.
         markov, markov_rank: the kind and rank of DSpark's Markov head; rank 0 where it has none.
@@ -65,6 +66,7 @@ class BlockWiring:
     size: int
     mask: int
     causal: bool = False
+    causal_kinds: tuple[str, ...] = ()
     mask_embedding: bool = False
     from_root: bool = False
     markov: str = VANILLA
@@ -84,7 +86,7 @@ class BlockWiring:
     @property
     def numbers(self) -> tuple[int, ...]:
         """What else decides the drafts, for the fingerprint."""
-        return self.size, self.mask, self.selector_top_k, *self.domino
+        return self.size, self.mask, self.selector_top_k, *self.domino, *([1] * len(self.causal_kinds))
 
 
 class BlockModule(StateModule):

@@ -110,8 +110,9 @@ def _of_block(draft: Base) -> Iterator[Variant]:
     """Of block drafters."""
     wiring, reads = draft.model.wiring, draft.model.wiring.reads
     yield _toggled(draft, MaskedRoot, BlockModule, "mask in the root's row", "root in its row")
-    name = "rows that see the whole block" if wiring.causal else "rows that see the rows before"
-    yield Variant(name, _wired(draft, causal=not wiring.causal), reads)
+    causal = wiring.causal or bool(wiring.causal_kinds)
+    name = "rows that see the whole block" if causal else "rows that see the rows before"
+    yield Variant(name, _wired(draft, causal=not causal, causal_kinds=()), reads)
     name = "first level by the row after the root" if wiring.from_root else "first level by the root's row"
     yield Variant(name, _wired(draft, from_root=not wiring.from_root), reads)
     if draft.model.token_head is not None or isinstance(draft.model, WithoutTokenHead):

@@ -28,7 +28,8 @@ class LevelSession:
 
     def __init__(self, base: Base, rows: int) -> None:
         self._base, self._context = base, base.context
-        self._masks = TreeMasks(base, 1, 0, layer_windows(base.model.config))
+        causal = getattr(getattr(base.model, "wiring", None), "causal_kinds", ())
+        self._masks = TreeMasks(base, 1, 0, layer_windows(base.model.config), causal=causal)
         self._cache = TreeCache(bucket(1), base.layers)
         self.hidden: Tensor | None = None  # of a draft module: float [B, n, h], its states at the last nodes
         self._level = 0  # of the last nodes; 0 for tokens of the texts

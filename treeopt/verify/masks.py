@@ -55,12 +55,15 @@ class TreeMasks:
 
     Eager and sdpa attention accept them. Models with several kinds of layers take a mapping by kind. `nodes` and
     `depth` are the maxima of any tree. Where forwards read the `whole` capacity of the cache, masks are contiguous, so
-    that their strides do not depend on the largest cache so far.
+    that their strides do not depend on the largest cache so far. In `causal` kinds of layers a node of a block does not
+    attend to deeper ones either.
     """
 
-    def __init__(self, base: Base, nodes: int, depth: int, windows: Windows, *, whole: bool = False) -> None:
+    def __init__(
+        self, base: Base, nodes: int, depth: int, windows: Windows, *, whole: bool = False, causal: Collection[str] = ()
+    ) -> None:
         self._nodes, self._depth, self._windows, self._whole = nodes, depth, windows, whole
-        self._device = base.device
+        self._device, self._causal = base.device, causal
         # With eager attention, models make a mask of zeros where they get none, or fail where it is one of a mapping.
         self.made_by_model = base.model.config._attn_implementation != "sdpa"
         self._see = torch.zeros((), dtype=base.dtype, device=base.device)
@@ -126,7 +129,7 @@ class TreeMasks:
             if window is not None:
                 seen = prefix & (place > depths[:, None, nodes - count :, None] - window)
             mask = self._masked(seen).expand(rows, 1, count, -1).contiguous()
-            masks[kind] = mask.scatter_(3, columns, self._inside(visible, depths, window).expand(rows, -1, -1, -1))
+            masks[kind] = mask.scatter_(3, columns, self._inside(visible, depths, kind).expand(rows, -1, -1, -1))
         return self._of(masks)
 
     def autoregressive(self, length: int, rows: int) -> dict[str, None]:
@@ -152,16 +155,19 @@ class TreeMasks:
         for kind, window in self._windows.items():
             values = buffer.values[kind][0, 0, :nodes]
             visible = tree.attention_mask.view(-1, nodes, nodes)
-            values[:, root : root + nodes] = self._inside(visible, tree.position_ids.view(-1, nodes), window)[0, 0]
+            values[:, root : root + nodes] = self._inside(visible, tree.position_ids.view(-1, nodes), kind)[0, 0]
             if nodes < self._nodes:  # columns of a larger tree before
                 values[:, root + nodes : root + self._nodes] = self._hide
             if window is not None:
                 values[:, start:root] = self._prefix[kind][tree.position_ids.view(-1), start - root :]
 
-    def _inside(self, visible: Tensor, depths: Tensor, window: int | None) -> Tensor:
+    def _inside(self, visible: Tensor, depths: Tensor, kind: str) -> Tensor:
         """The columns of the tree: [1 or B, 1, n, M]; arguments as `last_nodes`."""
-        if window is not None:
-            visible = visible & (depths[:, None] > depths[:, -visible.shape[1] :, None] - window)
+        below, own = depths[:, None], depths[:, -visible.shape[1] :, None]
+        if (window := self._windows[kind]) is not None:
+            visible = visible & (below > own - window)
+        if kind in self._causal:
+            visible = visible & (below <= own)
         return self._masked(visible[:, None])
 
     def _masked(self, visible: Tensor) -> Tensor:
