@@ -75,6 +75,8 @@ def read_states(config: Config, layers: int) -> tuple[int, ...]:
     nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     if nested and not is_speculators(config):
         return tuple(index + 1 for index in nested)
+    if (of_angelslim := config.get("aux_hidden_states_layer_ids")) is not None:
+        return tuple(index + 1 for index in of_angelslim)
     top = config.get("eagle_aux_hidden_state_layer_ids")
     return tuple(top) if top else (2, layers // 2, layers - 3)
 
@@ -224,7 +226,6 @@ class NaiveModule:
             rows = []
             for embedding, state in pairs:
                 embedding = self._norm_if_there(embedding, "embedding_layernorm")
-                state = self._norm_if_there(state, "hidden_states_layernorm")
                 rows.append(self._linear(torch.cat([embedding, state]), "fusion_fc"))
             inputs = [self._norm_if_there(row, "transformer.input_layernorm") for row in rows]
             return self._layer(inputs, rows, "transformer.")
@@ -305,7 +306,7 @@ def layer_shapes(kind: Kind, sizes: Config, prefix: str, columns: int) -> dict[s
     shapes |= {"mlp.down_proj.weight": (h, inner), "post_attention_layernorm.weight": (h,)}
     shapes |= {f"{attention}{name}_proj.weight": (rows[name.replace("v", "k")], columns) for name in "qkv"}
     shapes[attention + "o_proj.weight"] = (h, heads)
-    biased = "qkv" if kind == "mtp-mimo" else "qkvo" if sizes.get("attention_bias") else ""
+    biased = "qkv" if kind == "mtp-mimo" or sizes.get("qkv_bias") else "qkvo" if sizes.get("attention_bias") else ""
     shapes |= {f"{attention}{x}_proj.bias": shapes[f"{attention}{x}_proj.weight"][:1] for x in biased}
     if kind == "mtp-qwen" or sizes.get("model_type") == "qwen3":
         shapes |= {f"{attention}{name}_norm.weight": (width,) for name in "qk"}
@@ -338,8 +339,8 @@ def random_state(kind: Kind, config: Config, layers: int, seed: int) -> dict[str
     elif kind == "eagle1-speculators":  # `layernorms` are those of HASS
         shapes = {"fusion_fc.weight": (h, 2 * h)} | layer_shapes("eagle1", sizes, "transformer.", h)
         shapes |= {"fusion_fc.bias": (h,)} if config["fusion_bias"] else {}
-        norms = ("embedding_layernorm", "hidden_states_layernorm", "transformer.input_layernorm")
-        for name in (*norms, "pre_lm_head_layernorm") if config["layernorms"] else ():
+        norms = ("embedding_layernorm", "transformer.input_layernorm", "pre_lm_head_layernorm")
+        for name in norms if config["layernorms"] else ():
             shapes[f"{name}.weight"] = (h,)
     elif kind in EAGLE3:
         shapes = eagle3_shapes(config, sizes, layers)

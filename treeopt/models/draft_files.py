@@ -57,11 +57,11 @@ def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "aut
     if name == MTP and here(name) is None:
         return _load_mtp(base)
     folder = find_base(name)
-    config = read_config(folder / "config.json")
+    config = {**read_config(folder / "config.json"), **read_config(folder / "peagle_config.json")}  # SpecForge's
     _check_kind(name, other_kind([], config))
     if _may_be_module(config):
         folder = find_weights(name, folder)
-        loaders = tensor_loaders(_weights(folder, name), lambda _, keys: keys)
+        loaders = _plainly(tensor_loaders(_weights(folder, name), lambda _, keys: keys))
         _check_kind(name, other_kind(loaders, config))
         if is_block(loaders, config) or is_eagle(loaders):
             if not config:
@@ -105,6 +105,12 @@ def _weights(folder: Path, name: str) -> Path:
     if found is None:
         raise TreeoptError(Code.FILE_MISSING, f"{name} has no weights: none of {', '.join(_WEIGHTS)}")
     return found
+
+
+def _plainly(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors of a module by their names without the prefix of a class around it: NeMo's, or DataParallel's."""
+    prefix = next((one for one in ("model.", "module.", "module.model.") if f"{one}fc.weight" in tensors), "")
+    return {key.removeprefix(prefix): one for key, one in tensors.items()}
 
 
 def _load_mtp(base: Base) -> Base:
@@ -316,8 +322,9 @@ def _tokens(name: str, base: Base, state: State, count: int) -> Tensor:
     tokens = torch.arange(count) + offsets.long() if whole else torch.zeros(0, dtype=torch.long)
     inside = state.get("t2d")
     fits = whole and 0 <= int(tokens.min()) <= int(tokens.max()) < base.rows and len(set(tokens.tolist())) == count
-    if fits and inside is not None and len(inside) > int(tokens.max()):
-        fits = int(inside.bool().sum()) == count and bool(inside.bool()[tokens].all())
+    # Engines do not read t2d, which EAGLE's class begins with zeros and SpecForge's with ones.
+    if fits and inside is not None and len(inside) > int(tokens.max()) and int(inside.bool().sum()) == count:
+        fits = bool(inside.bool()[tokens].all())
     if not fits:
         what = f"{name} has a d2t that is not {count} distances to different tokens of the base's {base.rows}"
         marked = [] if inside is None else inside.flatten().bool().nonzero().flatten().tolist()
@@ -343,7 +350,7 @@ def kind_in_files(name: str) -> str:
     folder = find_weights(name, folder)
     if not any((folder / file).exists() for file in _WEIGHTS):
         return MODEL
-    tensors = tensor_loaders(_weights(folder, name), lambda _, __: ())
+    tensors = _plainly(tensor_loaders(_weights(folder, name), lambda _, __: ()))
     if is_block(tensors, config):
         return BLOCK
     if is_eagle(tensors):

@@ -4,8 +4,9 @@ docs/develop/formats.md lists the layouts with their sources. They differ in whi
 `HS[i]` is the input of layer i, and the states after the final norm where i is the number of layers.
 
     SpecForge, SGLang    eagle_config.eagle_aux_hidden_state_layer_ids name layers, whose outputs are read: HS[id + 1]
+    AngelSlim            aux_hidden_states_layer_ids: HS[id + 1]
     speculators, vLLM    eagle_aux_hidden_state_layer_ids: HS[id]
-    without either       HS[2], HS[L // 2], HS[L - 3]
+    without these        HS[2], HS[L // 2], HS[L - 3]
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ Names = tuple[tuple[str, str], ...]  # patterns of tensors of a checkpoint, and 
 DROPPED = ""  # replaces a tensor that is not read
 
 SPECULATORS = "speculators_model_type"  # key of a config of speculators
+_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
 _AUX = "eagle_aux_hidden_state_layer_ids"
 UNUSED: Names = ((r".*rotary_emb\.inv_freq", DROPPED), (r"(d2t|t2d)", DROPPED))
 _EAGLE: Names = (
@@ -39,7 +41,6 @@ _EAGLE: Names = (
     (r"fusion_fc\.", "fc."),
     (r"pre_lm_head_layernorm\.", "norm."),
     (r"embedding_layernorm\.", "embedding_norm."),
-    (r"hidden_states_layernorm\.", "state_norm."),
 )
 _SHARED = r"((transformer\.)?shared_head\.(head|output)|embed_tokens|lm_head)\..*"  # copies of the base's
 _CHAIN_NORM = "chain_norm"
@@ -113,13 +114,14 @@ def eagle_layout(
 ) -> ModuleLayout:
     """The layout of an EAGLE head from its config and the shapes of its tensors; the base has so many `layers`."""
     by_speculators = SPECULATORS in config
-    decoder = decoder_config(name, config, shapes)
+    decoder = decoder_config(name, config if by_speculators else _as_llama(config, shapes), shapes)
     width = int(decoder.hidden_size)
     first = "midlayer" if "midlayer.self_attn.q_proj.weight" in shapes else "layers.0"
     query = shapes.get(f"{first}.self_attn.q_proj.weight", ())
     wide = len(query) == 2 and query[1] == 2 * width
     head = shapes.get("lm_head.weight", ())
     state_norms = wide and ("fc_norm.0.weight" in shapes or config.get("fc_norm") is True)
+    joint_norm = wide and ("input_norm.weight" in shapes or config.get("norm_before_fc") is True)
     part = config.get("draft_vocab_size")
     part = part if isinstance(part, int) and part != decoder.vocab_size else 0
     title = ("EAGLE-3.1" if state_norms else "EAGLE-3") if wide else "EAGLE"
@@ -133,13 +135,13 @@ def eagle_layout(
         bias="fc.bias" in shapes or "fusion_fc.bias" in shapes,
         norms="embedding_layernorm.weight" in shapes,
         state_norms=state_norms,
-        joint_norm=wide and ("input_norm.weight" in shapes or config.get("norm_before_fc") is True),
+        joint_norm=joint_norm,
         normed_residual=config.get("norm_before_residual") is True,
         first_norm=wide or any(re.fullmatch(r".*input_layernorm\.weight", key) for key in shapes),
         final_norm=wide or not {"norm.weight", "pre_lm_head_layernorm.weight"}.isdisjoint(shapes),
         # SpecForge's trainer has norm_output for EAGLE-3, too, where it means another thing.
-        chains_normed=(state_norms or by_speculators) and config.get("norm_output") is True,
-        vocabulary=(head[0] if len(head) == 2 else part) if wide else 0,
+        chains_normed=(state_norms or joint_norm or by_speculators) and config.get("norm_output") is True,
+        vocabulary=head[0] if len(head) == 2 else part * wide,
         own_embeddings="embed_tokens.weight" in shapes,
     )
     if is_parallel(shapes, config):
@@ -147,6 +149,19 @@ def eagle_layout(
         title = f"P-EAGLE ({'speculators' if by_speculators else 'SpecForge'})"
         wiring = dataclasses.replace(wiring, kind=BLOCK, title=title, mask=mask, levels=levels)
     return ModuleLayout(wiring, decoder, _EAGLE)
+
+
+def _as_llama(config: Mapping[str, Any], shapes: Iterable[str]) -> dict[str, Any]:
+    """A config of EAGLE's or SpecForge's, whose classes compute as Llama for a base of any type.
+
+    Biases are those of the tensors: where only queries, keys and values have them, the class is Qwen2's.
+    """
+    keys = " ".join(shapes)
+    if re.search(r"self_attn\.(q_norm|kv_a_proj)", keys):  # of another class
+        return dict(config)
+    query, out = (f"self_attn.{part}_proj.bias" in keys for part in "qo")
+    kept = {key: one for key, one in config.items() if key not in ("layer_types", "partial_rotary_factor", *_WINDOWS)}
+    return kept | {"model_type": "qwen2" if query and not out else "llama", "attention_bias": out}
 
 
 def is_parallel(keys: Iterable[str], config: Mapping[str, Any]) -> bool:
@@ -160,10 +175,18 @@ def _masks(name: str, config: Mapping[str, Any]) -> tuple[int, int]:
     """The mask of P-EAGLE and the levels that it drafts; vLLM calls the mask `ptd_token_id` or `pard_token`."""
     masks = [config[key] for key in ("mask_token_id", "ptd_token_id", "pard_token") if config.get(key) is not None]
     mask = masks[0] if masks else None
-    levels = config.get("num_depths", config.get("para_depths", 8))  # names and default of speculators
+    # Names and default of speculators, which now has the number among its settings of decoding.
+    levels = config.get("num_depths", config.get("para_depths", _proposed(config.get("speculators_config")) or 8))
     if type(mask) is not int or mask < 0 or type(levels) is not int or not 1 <= levels <= MAX_DEPTH:
         raise unread(name, f"its mask_token_id is {mask!r} and its num_depths {levels!r}")
     return mask, levels
+
+
+def _proposed(settings: Any) -> Any:
+    """The number of drafts in settings of speculators."""
+    methods = settings.get("proposal_methods") if isinstance(settings, Mapping) else None
+    first = methods[0] if isinstance(methods, list) and methods else None
+    return first.get("speculative_tokens") if isinstance(first, Mapping) else None
 
 
 def state_size(name: str, config: Mapping[str, Any], width: int) -> int:
@@ -176,15 +199,11 @@ def state_size(name: str, config: Mapping[str, Any], width: int) -> int:
 
 def _reads(name: str, config: Mapping[str, Any], layers: int, by_speculators: bool) -> tuple[int, ...]:
     """The states that an EAGLE-3 head reads; see the module's docstring."""
-    if by_speculators:
-        given, more = config.get(_AUX), 0
-    else:
-        of_sglang = config.get("eagle_config")
-        given, more = of_sglang.get(_AUX) if isinstance(of_sglang, Mapping) else None, 1
-        if given is None:  # as vLLM reads it
-            given, more = config.get(_AUX), 0
-    if given is None:
-        given, more = (2, layers // 2, layers - 3), 0
+    part = config.get("eagle_config")
+    of_sglang = part.get(_AUX) if isinstance(part, Mapping) and not by_speculators else None
+    listed = (of_sglang, 1), (config.get(_AUX), 0), (config.get("aux_hidden_states_layer_ids"), 1)
+    default = (2, layers // 2, layers - 3), 0
+    given, more = next(((one, more) for one, more in listed if one not in (None, [])), default)
     return states_of(name, given, more, layers)
 
 
@@ -309,6 +328,9 @@ def decoder_config(name: str, config: Mapping[str, Any], keys: Iterable[str], ki
     known = {key: value for key, value in content.items() if key not in ("model_type", "architectures", "auto_map")}
     numbers = {int(found[1]) for found in (re.match(r"layers\.(\d+)\.", key) for key in keys) if found}
     known["num_hidden_layers"] = len(numbers | {0})
+    scaling = known.get("rope_scaling")
+    if isinstance(scaling, Mapping) and "mrope" in (scaling.get("type"), scaling.get("rope_type")):
+        del known["rope_scaling"]  # text has equal positions in all three parts
     if isinstance(kinds := known.get("layer_types"), list):
         known["layer_types"] = kinds[: len(numbers | {0})]
     try:

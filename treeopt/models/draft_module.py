@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 from transformers import AutoModel, Cache, DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from treeopt.defaults import MAX_DEPTH, MODEL
+from treeopt.defaults import MAX_DEPTH, MODEL, MTP
 
 OWN = ("tokens", "wired")  # buffers of a module that no checkpoint has under these names
 WIDE = ("q_proj", "k_proj", "v_proj")  # matrices of EAGLE-3's first layer that read [e; g]
@@ -170,7 +170,8 @@ class DraftModule(StateModule):
         read = len(wiring.reads) * wiring.state_size
         self.fc = nn.Linear(read if wiring.project else 2 * width, width, bias=wiring.bias)
         if wiring.norms:
-            self.embedding_norm, self.state_norm = copy.deepcopy(norm), copy.deepcopy(norm)
+            self.embedding_norm = copy.deepcopy(norm)
+            self.state_norm = copy.deepcopy(norm) if wiring.kind == MTP else nn.Identity()
         if wiring.state_norms:
             self.state_norms = nn.ModuleList(_sized(norm, wiring.state_size) for _ in wiring.reads)
         if wiring.joint_norm:
