@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny import tiny_base
 from tiny_modules import tiny_module
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Exaone4Config, ExaoneMoeConfig, PreTrainedConfig
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
@@ -21,6 +23,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
 from treeopt.models.compatibility import check_draft, check_heads_fit
 from treeopt.models.draft_files import load_draft
+from treeopt.models.draft_layouts import mtp_layout
 from treeopt.models.draft_module import DraftModule, layout_of
 from treeopt.models.variants import variants_of
 from treeopt.train.medusa1 import new_heads
@@ -144,9 +147,73 @@ def test_names_that_step_3_7_publishes(tmp_path: Path) -> None:
     }
     save_file(state, tmp_path / "model.safetensors")
     assert load_draft("mtp", base).fingerprint == expected
-    head = "model.layers.4.transformer.shared_head.output.weight"
-    error = refused(base, state | {head: state[head] + 1}, tmp_path)
-    assert f"has a {head} that is not the base's" in str(error)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("family", "name"), [("step3p7", "model.layers.{}.shared_head.head.weight"), ("qwen3_5_text", "mtp.lm_head.weight")]
+)
+def test_lm_heads_of_their_own(family: str, name: str, tmp_path: Path) -> None:
+    """Step-3.7's layers have one each, trained apart from the base's: each level's logits are by that of its layer."""
+    write(tmp_path, family, count=2 if family in SEVERAL else 1)
+    base = load_base(str(tmp_path), dtype="float32")
+    state = load_file(tmp_path / "model.safetensors")
+    count = 2 if family in SEVERAL else 1
+    own = [torch.randn_like(base.lm_head.weight) for _ in range(count)]
+    shared = load_draft("mtp", base)
+    save_file(state | {name.format(base.layers + i): own[i] for i in range(count)}, tmp_path / "model.safetensors")
+    draft, ids = load_draft("mtp", base), torch.tensor([[3, 1, 4, 1, 5]])
+    assert draft.fingerprint != shared.fingerprint
+    hidden = torch.randn(1, 5, base.hidden_size)
+    for layer, (one, other) in enumerate(zip(layers_of(draft), layers_of(shared), strict=True)):
+        found, expected = (part(ids, hidden, use_cache=False) for part in (one, other))
+        assert torch.equal(found.hidden_states[0], expected.hidden_states[0])
+        torch.testing.assert_close(found.logits, expected.hidden_states[0] @ own[layer].T, rtol=0, atol=1e-5)
+    given = {"level": 1, "use_cache": False, "position_ids": torch.tensor([[3]])}
+    level = draft.model(ids[:, :1], torch.randn(1, 1, draft.model.state_width), **given)
+    assert torch.equal(level.logits, layers_of(draft)[-1].head(level.hidden_states[0][..., -base.hidden_size :]))
+
+
+def test_names_of_other_families(tmp_path: Path) -> None:
+    """Hunyuan's and Ling's last norm is `final_layernorm`; MiMo-7B's config is of a class that transformers lacks."""
+    write(tmp_path / "glm", "glm4_moe")
+    base = load_base(str(tmp_path / "glm"), dtype="float32")
+    expected = load_draft("mtp", base).fingerprint
+    state = load_file(tmp_path / "glm" / "model.safetensors")
+    renamed = {key.replace("shared_head.norm", "final_layernorm"): one for key, one in state.items()}
+    save_file(renamed, tmp_path / "glm" / "model.safetensors")
+    assert load_draft("mtp", base).fingerprint == expected
+    write(tmp_path / "mimo", "mimo")
+    file = tmp_path / "mimo" / "config.json"
+    base = load_base(str(file.parent), dtype="float32")
+    expected = load_draft("mtp", base).fingerprint
+    auto = {"AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "mimo", "auto_map": auto}))
+    again = load_base(str(file.parent), dtype="float32")
+    assert again.fingerprint == base.fingerprint
+    assert load_draft("mtp", again).fingerprint == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "kinds"),
+    [
+        (Exaone4Config(layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2), "sliding_attention"),
+        (ExaoneMoeConfig(num_hidden_layers=2, mlp_layer_types=["dense", "sparse"]), "dense"),
+    ],
+)
+def test_kinds_of_the_first_layer(config: PreTrainedConfig, kinds: str) -> None:
+    """EXAONE's MTP layers attend as its first layer, K-EXAONE's are dense, as in vLLM's classes."""
+    layout = mtp_layout({"fc.weight": "mtp.fc.weight", "norm.weight": "mtp.norm.weight"}, config, 32)
+    assert kinds in (layout.config.layer_types[0], *getattr(layout.config, "mlp_layer_types", [])[:1])
+
+
+def layers_of(draft: Base) -> list[DraftModule]:
+    """Each MTP layer alone."""
+    assert isinstance(draft.model, DraftModule)
+    further, draft.model.further = draft.model.further, torch.nn.ModuleList()
+    found = [copy.deepcopy(draft.model), *further]
+    draft.model.further = further
+    return found
 
 
 @torch.inference_mode()

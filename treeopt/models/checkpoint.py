@@ -16,6 +16,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
 )
 
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
@@ -49,11 +51,14 @@ def check_size(name: str, folder: Path) -> Any:
     """
     kind: Any = AutoModelForCausalLM
     stored, size = _stored(folder)
-    most = _most_layers(read_config(folder / _SETTINGS[0]))
+    content = read_config(folder / _SETTINGS[0])
+    most = _most_layers(content)
     if most > _MOST_LAYERS:
         raise _not_of_config(name, f"describes {most} layers, more than {_MOST_LAYERS:,}")
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        # MiMo-7B is Qwen2 with MTP layers, and has no class in transformers.
+        of_qwen = content.get("model_type") == "mimo"
+        config = (Qwen2Config if of_qwen else AutoConfig).from_pretrained(folder, trust_remote_code=False)
         layers = config.get_text_config().num_hidden_layers
         if size and layers > (len(stored) or size):  # checked first: the time of the rest grows with this number
             raise _not_of_config(name, f"describes {layers} layers, which its files cannot hold")
@@ -72,7 +77,7 @@ def check_size(name: str, folder: Path) -> Any:
         for key, _ in model.named_parameters():
             if not stored.get(key, "F32").startswith(("F", "BF")):
                 raise _not_of_config(name, f"names no quantisation, and {key} is stored as {stored[key]}")
-    return kind
+    return Qwen2ForCausalLM if of_qwen else kind
 
 
 def check_loaded(name: str, model: nn.Module, info: Mapping[str, Any]) -> tuple[str, ...]:

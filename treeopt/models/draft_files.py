@@ -25,6 +25,7 @@ from treeopt.models.checkpoint import plain_reason
 from treeopt.models.compatibility import check_draft
 from treeopt.models.draft_layouts import (
     DROPPED,
+    LM_HEADS,
     SPECULATORS,
     ModuleLayout,
     eagle_layout,
@@ -129,8 +130,8 @@ def _load_mtp(base: Base) -> Base:
         raise TreeoptError(Code.DRAFT_INVALID, what, why=why, fix=fix)
     count, layers = max(1, mtp_layers(config)), list[Base]()
     while tensors and len(layers) < count:
-        _check_shared(base, tensors, loaders)
-        layout = mtp_layout(tensors, config, base.hidden_size, number=len(layers))
+        lm_head = _lm_head(base, tensors, loaders)
+        layout = mtp_layout(tensors, config, base.hidden_size, number=len(layers), lm_head=lm_head)
         state = {key: loaders[key]() for key in tensors.values()}
         gate = tensors.get("self_attn.g_proj.weight")  # of Step-3.7 one row for each head
         if gate is not None and layout.config.model_type == "step3p5" and state[gate].ndim == 2:
@@ -154,18 +155,21 @@ def _all_mtp(keys: Iterable[str], config: PreTrainedConfig) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _check_shared(base: Base, tensors: Mapping[str, str], loaders: Mapping[str, Callable[[], Tensor]]) -> None:
-    """Raise E216 where an MTP layer has embeddings or an LM head that are not copies of the base's."""
-    heads = ("shared_head.head.weight", "transformer.shared_head.output.weight")
-    shared = {"embed_tokens.weight": base.model.get_input_embeddings(), **dict.fromkeys(heads, base.lm_head)}
+def _lm_head(base: Base, tensors: Mapping[str, str], loaders: Mapping[str, Callable[[], Tensor]]) -> tuple[str, int]:
+    """The name and rows of an LM head of an MTP layer that is not a copy of the base's, such as Step-3.7's.
+
+    E216 where its embeddings are no copies.
+    """
+    shared = {"embed_tokens.weight": base.model.get_input_embeddings(), **dict.fromkeys(LM_HEADS, base.lm_head)}
     for key, module in shared.items():
         if key in tensors:
             own, of_base = loaders[tensors[key]](), module.weight
             if own.shape != of_base.shape or not torch.equal(own.to(of_base.device, of_base.dtype), of_base):
+                if key in LM_HEADS:
+                    return tensors[key], len(own)
                 what = f"the MTP layer of {base.name} has a {tensors[key]} that is not the base's"
-                raise TreeoptError(
-                    Code.DRAFT_INVALID, what, why="a layer with embeddings or LM head of its own is not read"
-                )
+                raise TreeoptError(Code.DRAFT_INVALID, what, why="a layer with embeddings of its own is not read")
+    return "", 0
 
 
 def _check_config(name: str, base: Base, config: Mapping[str, Any]) -> None:
@@ -211,6 +215,13 @@ def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
     width = layout.config.hidden_size
     if width != base.hidden_size and not (wiring.own_embeddings and wiring.vocabulary):
         raise _mismatch(name, base, f"its hidden size is {width}, the base's {base.hidden_size}")
+    if odd := [
+        key for key, one in state.items() if layout.renamed(key) != DROPPED and one.dtype not in DTYPES.values()
+    ]:
+        what = f"{name} has weights of {state[odd[0]].dtype}, such as {odd[0]}"
+        raise TreeoptError(
+            Code.DRAFT_INVALID, what, why="quantised modules are not read", fix="a module in 16 or 32 bits"
+        )
     layout.config._attn_implementation = base.model.config._attn_implementation
     if wiring.kind == BLOCK:
         check_mask(name, wiring, base.rows)
@@ -223,11 +234,6 @@ def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
         what = f"{name} is read as {wiring.title}, and no module can be made from its config"
         raise TreeoptError(Code.DRAFT_INVALID, what, why=plain_reason(error)) from error
-    if odd := [key for key, one in tensors.items() if one.dtype not in DTYPES.values()]:
-        what = f"{name} has weights of {tensors[odd[0]].dtype}, such as {odd[0]}"
-        raise TreeoptError(
-            Code.DRAFT_INVALID, what, why="quantised modules are not read", fix="a module in 16 or 32 bits"
-        )
     module.load_state_dict(tensors, strict=False)
     if wiring.vocabulary:
         module.tokens.copy_(_tokens(name, base, state, wiring.vocabulary))

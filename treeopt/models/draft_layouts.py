@@ -28,7 +28,8 @@ DROPPED = ""  # replaces a tensor that is not read
 SPECULATORS = "speculators_model_type"  # key of a config of speculators
 _WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
 _AUX = "eagle_aux_hidden_state_layer_ids"
-UNUSED: Names = ((r".*rotary_emb\.inv_freq", DROPPED), (r"(d2t|t2d)", DROPPED))
+# `verifier_*` are copies of the base's, which older versions of speculators store.
+UNUSED: Names = ((r".*rotary_emb\.inv_freq", DROPPED), (r"(d2t|t2d)", DROPPED), (r"verifier_(lm_head|norm)\.", DROPPED))
 _EAGLE: Names = (
     *UNUSED,
     (r"midlayer\.", "decoder.layers.0."),
@@ -42,15 +43,17 @@ _EAGLE: Names = (
     (r"pre_lm_head_layernorm\.", "norm."),
     (r"embedding_layernorm\.", "embedding_norm."),
 )
-_SHARED = r"((transformer\.)?shared_head\.(head|output)|embed_tokens|lm_head)\..*"  # copies of the base's
+LM_HEADS = ("shared_head.head.weight", "transformer.shared_head.output.weight", "lm_head.weight")  # of an MTP layer
+_SHARED = "|".join(("embed_tokens.weight", *LM_HEADS)).replace(".", r"\.")  # where they are copies of the base's
 _CHAIN_NORM = "chain_norm"
 _PARTS = ("embedding_norm.", "state_norm.", "fc.", "norm.")
-# What the layouts of MTP layers call these parts: Qwen's and Mellum's, DeepSeek's and GLM's, Step's, MiMo's and
-# speculators', Inkling's, whose last norm is one for all layers.
+# What the layouts of MTP layers call these parts: Qwen's and Mellum's, DeepSeek's and GLM's, Step's, Hunyuan's and
+# Ling's, MiMo's and speculators', Inkling's, whose last norm is one for all layers.
 _STYLES: tuple[tuple[str, ...], ...] = (
     ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
     ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
     ("enorm", "hnorm", "eh_proj", "transformer.shared_head.norm"),
+    ("enorm", "hnorm", "eh_proj", "final_layernorm"),
     ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
     ("embed_norm", "hidden_norm", "input_proj", _CHAIN_NORM),
 )
@@ -62,6 +65,8 @@ OTHERS = (
     (r"hydra_(mlp|lm_head)\..*", "Hydra heads"),
     (r"Gemma4Assistant.*", "an assistant of Gemma 4, which reads its base's cache"),
 )
+# Models whose MTP layers are of the first layer's kind, in vLLM's classes.
+_AS_FIRST = {"layer_types": "exaone4", "mlp_layer_types": "exaone_moe"}
 # MTP layers that are not read, by the types of their models.
 _UNREAD_MTP = {"inkling2": "Inkling 2", "mimo_v2": "MiMo-V2"}
 
@@ -272,10 +277,11 @@ def mtp_layout(
     width: int,
     given: Mapping[str, Any] | None = None,
     number: int = 0,
+    lm_head: tuple[str, int] = ("", 0),
 ) -> ModuleLayout:
     """The layout of an MTP layer by its tensors, as of `mtp_tensors`; `given` is a config of its own.
 
-    `number` is that of the layer, from 0, among several.
+    `number` is that of the layer, from 0, among several; `lm_head` the name and the rows of one of its own.
     """
     style = _style(tensors)
     reversed_ = "token_layernorm" in style and given is None  # MiMo; speculators have the embedding first
@@ -286,7 +292,9 @@ def mtp_layout(
         parts[-1] = (f"{prefix.split('layers.')[0]}{_CHAIN_NORM}.", _PARTS[-1])
         layer = f"{prefix}transformer_block."
     parts.append((layer, "decoder.layers.0."))
-    names = ((re.escape(prefix) + _SHARED, DROPPED), *((re.escape(own), part) for own, part in parts))
+    own_head = [(re.escape(lm_head[0]), "lm_head.weight")] if lm_head[0] else []
+    shared = f"{re.escape(prefix)}({_SHARED})", DROPPED
+    names = (*own_head, shared, *((re.escape(own), part) for own, part in parts))
     first = base.get_text_config(decoder=True)
     wiring = Wiring(
         kind=MTP,
@@ -297,6 +305,7 @@ def mtp_layout(
         norms=True,
         final_norm=bool(getattr(first, "chain_hidden_post_norm", True)),
         chains_normed=True,
+        vocabulary=lm_head[1],
     )
     return ModuleLayout(wiring, _mtp_config(first, number), (*UNUSED, *names))
 
@@ -308,6 +317,8 @@ def _mtp_config(config: PreTrainedConfig, number: int) -> PreTrainedConfig:
         kinds = getattr(config, key, None)
         if kinds:
             last = "full_attention" if key == "layer_types" else kinds[-1]
+            if config.model_type == _AS_FIRST.get(key):
+                last = kinds[0]
             named = list(getattr(config, own, None) or [])
             setattr(made, key, named[number : number + 1] or [last])
     made.num_hidden_layers = 1

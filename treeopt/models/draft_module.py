@@ -249,7 +249,7 @@ class DraftModule(StateModule):
             out, before, after = layers[number].rows(embedding[:, missing:], read[number][:, missing:], given)
             state = pad(after if self.wiring.chains_normed else before, (0, 0, missing, 0))
             if number == first:
-                logits = self.head(_at(after, logits_to_keep))
+                logits = layers[number].head(_at(after, logits_to_keep))
             if number < last:
                 below[number + 1] = state
                 if level == 0:  # the row before is that of the token before
@@ -260,9 +260,13 @@ class DraftModule(StateModule):
         return CausalLMOutputWithPast(logits=logits, past_key_values=cache, hidden_states=(torch.cat(below, dim=-1),))
 
     def embedded(self, tokens: Tensor) -> Tensor:
-        """Embeddings [B, n, h] of tokens of the base; Inkling's MTP layers read them before their norm."""
+        """Embeddings [B, n, h] of tokens of the base.
+
+        Inkling's MTP layers read them before their norm, and EAGLE heads before Gemma's scale.
+        """
         table: Any = self.get_input_embeddings()
-        made: Tensor = embedding_of(tokens, table.weight) if hasattr(table, "embed_norm") else table(tokens)
+        plain = hasattr(table, "embed_norm") or (hasattr(table, "embed_scale") and self.wiring.kind != MTP)
+        made: Tensor = embedding_of(tokens, table.weight) if plain else table(tokens)
         return made
 
     def rows(self, embedding: Tensor, state: Tensor, inputs: dict[str, Any]) -> tuple[Any, Tensor, Tensor]:
