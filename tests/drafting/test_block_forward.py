@@ -180,7 +180,8 @@ def test_drafters_of_other_masks_and_sizes_are_others(base: Base, tmp_path: Path
     """Their fingerprints differ, though their weights are equal."""
     settings = [{}, {"block_size": 6}, {"dflash_config": {"mask_token_id": 7, "target_layer_ids": [0, 2, 3]}}]
     folders = [drafter_in(tmp_path / str(i), "dflash", base, **one)[0] for i, one in enumerate(settings)]
-    assert len({load_draft(folder, base).fingerprint for folder in folders}) == 3
+    folders += [drafter_in(tmp_path / name, name, base)[0] for name in ("dflash-sliding", "dflash-sliding-whole")]
+    assert len({load_draft(folder, base).fingerprint for folder in folders}) == 5
 
 
 REFUSED = {
@@ -190,6 +191,8 @@ REFUSED = {
     "markov_head_type": ({"markov_head_type": "tree"}, "markov_head_type is 'tree'"),
     "confidence": ({"enable_confidence_head": True}, "has no Markov head"),
     "domino": ({"projector_type": "domino"}, "gru_hidden_dim is None"),
+    "rotary": ({"is_neox_style": False}, "its is_neox_style is False, which is not read"),
+    "logit_scale": ({"logit_scale": 0.5}, "its logit_scale is 0.5, which is not read"),
     "use_swa": ({"use_swa": True}, "its use_swa is True, which is not read"),
     "output_multiplier": ({"output_multiplier": 0.5}, "its output_multiplier is 0.5, which is not read"),
     "backbone": ({"dspark_backbone_conv_enabled": True}, "its dspark_backbone_conv_enabled is True, which is not read"),

@@ -76,6 +76,15 @@ def test_what_engines_do_not_read(base: Base, tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
+def test_embeddings_without_the_scale_of_gemma(tmp_path: Path) -> None:
+    """Drafters were trained on copies of the base's table, which Gemma's class multiplies by a constant."""
+    base = tiny_base("gemma3", 1, vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=LAYERS)
+    table, ids = base.model.get_input_embeddings(), torch.arange(VOCAB)
+    assert not torch.allclose(table(ids), table.weight)
+    assert torch.equal(load_draft(head(tmp_path), base).model.embedded(ids), table.weight)
+
+
+@torch.inference_mode()
 def test_a_first_head_with_an_lm_head(base: Base, tmp_path: Path) -> None:
     """EAGLE-1 may have one of its own, as EAGLE of Llama 4, which vLLM reads."""
     config = {key: value for key, value in CONFIG.items() if key != "draft_vocab_size"}

@@ -95,6 +95,8 @@ def test_faults_are_named_as_in_the_files(loaded: tuple[str, Base], tmp_path: Pa
         shape = list(state[name].shape)
         found = str(refused(base, state | {name: torch.zeros(*shape[:-1], 3)}, tmp_path))
         assert f"and {name} has shape {[*shape[:-1], 3]}, not {shape}\n" in found
+    quantised = {key: one.to(torch.int8) if key == NAMED[family][-1] else one for key, one in state.items()}
+    assert f"has weights of torch.int8, such as {NAMED[family][-1]}" in str(refused(base, quantised, tmp_path))
     extra = f"{NAMED[family][-1].rsplit('.', 2)[0]}.extra.weight"
     assert f"has also {extra}" in str(refused(base, state | {extra: torch.zeros(3)}, tmp_path)) or "experts" in extra
 

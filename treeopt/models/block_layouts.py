@@ -48,6 +48,8 @@ _PLAIN = {
     "final_logit_softcapping": (None, 0, 0.0),
     "output_multiplier": (None, 1, 1.0),
     "input_embedding_scale": (None, 1, 1.0),
+    "logit_scale": (None, 1, 1.0),
+    "is_neox_style": (None, True),
     "attention_sink_bias": (None, False),
     "use_swa": (None, False),
     "projector_type": (None, "dflash", "dflash2", "domino", "dspark"),
