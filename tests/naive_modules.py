@@ -221,7 +221,10 @@ class NaiveModule:
             return self._eagle3(pairs)
         if self.kind == "eagle1":
             joined = [self._linear(torch.cat([embedding, state]), "fc") for embedding, state in pairs]
-            return self._layer(joined, joined, "layers.0.")
+            rows = self._layer(joined, joined, "layers.0.")  # the first layer has no input norm
+            for number in range(1, self.sizes["num_hidden_layers"]):
+                rows = self._ordinary(rows, f"layers.{number}.")
+            return rows
         if self.kind == "eagle1-speculators":
             rows = []
             for embedding, state in pairs:
@@ -336,6 +339,8 @@ def random_state(kind: Kind, config: Config, layers: int, seed: int) -> dict[str
     if kind == "eagle1":
         shapes = {"fc.weight": (h, 2 * h)} | layer_shapes(kind, sizes, "layers.0.", h)
         shapes |= {"fc.bias": (h,)} if config.get("bias", True) else {}
+        for number in range(1, sizes["num_hidden_layers"]):
+            shapes |= layer_shapes("eagle3", sizes, f"layers.{number}.", h)
     elif kind == "eagle1-speculators":  # `layernorms` are those of HASS
         shapes = {"fusion_fc.weight": (h, 2 * h)} | layer_shapes("eagle1", sizes, "transformer.", h)
         shapes |= {"fusion_fc.bias": (h,)} if config["fusion_bias"] else {}

@@ -49,6 +49,7 @@ def _inner(**changed: Any) -> dict[str, Any]:
 
 CASES: dict[str, tuple[Kind, dict[str, Any]]] = {
     "eagle1": ("eagle1", {**SIZES, "architectures": ["LlamaForCausalLM"]}),
+    "eagle1 of two layers": ("eagle1", {**SIZES, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}),
     "eagle1 without a bias": ("eagle1", {**SIZES, "architectures": ["LlamaForCausalLM"], "bias": False}),
     "eagle3, default states": ("eagle3", SPECFORGE),
     "eagle3, states of SGLang": ("eagle3", {**SPECFORGE, "eagle_config": {IDS: [0, 2, 5]}}),
@@ -151,7 +152,8 @@ def test_eagle_is_its_naive_forward(name: str, base: Base, tmp_path: Path) -> No
     for root, drafts in ((5, text[6 : 6 + DEPTH]), (13, [3, 90, 41, 7])):
         found, expected = logits_of(base, draft, text, root, drafts), naive_logits(base, naive, text, root, drafts)
         for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+            # Rounding grows where the first layer, without a norm, reads the outputs of the second.
+            torch.testing.assert_close(one, other, rtol=0, atol=5e-5 if name == "eagle1 of two layers" else 1e-5)
         best = candidates_of(base, draft, text, root, drafts)
         assert best == [naive.target(one.argsort(descending=True, stable=True)[:3].tolist()) for one in expected]
     if draft.model.token_map is not None:

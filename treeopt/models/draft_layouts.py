@@ -142,7 +142,8 @@ def eagle_layout(
         state_norms=state_norms,
         joint_norm=joint_norm,
         normed_residual=config.get("norm_before_residual") is True,
-        first_norm=wide or any(re.fullmatch(r".*input_layernorm\.weight", key) for key in shapes),
+        first_norm=wide
+        or not {f"{one}.input_layernorm.weight" for one in ("layers.0", "transformer")}.isdisjoint(shapes),
         final_norm=wide or not {"norm.weight", "pre_lm_head_layernorm.weight"}.isdisjoint(shapes),
         # SpecForge's trainer has norm_output for EAGLE-3, too, where it means another thing.
         chains_normed=(state_norms or joint_norm or by_speculators) and config.get("norm_output") is True,
