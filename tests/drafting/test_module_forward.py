@@ -57,6 +57,7 @@ CASES: dict[str, tuple[Kind, dict[str, Any]]] = {
     "eagle3, norm_output of the trainer": ("eagle3", {**SPECFORGE, "norm_output": True}),
     "eagle3, states of AngelSlim": ("eagle3", {**SPECFORGE, "aux_hidden_states_layer_ids": [0, 3, 4]}),
     "eagle1, biases of Qwen": ("eagle1", {**SIZES, "architectures": ["LlamaForCausalLM"], "qkv_bias": True}),
+    "eagle3, norms of Qwen": ("eagle3", {**SPECFORGE, "model_type": "qwen3"}),
     "eagle3, biases of Qwen": ("eagle3", {**SPECFORGE, "qkv_bias": True}),
     "eagle3, the base's config": ("eagle3", SPECFORGE),
     "eagle3.1": ("eagle3", {**SPECFORGE, "fc_norm": True, "norm_output": True}),
