@@ -106,13 +106,16 @@ FIGURES: dict[str, tuple[str, ...]] = {
         "python bench/verdict.py --model smollm2 --dtype bfloat16 --draft tests/data/smollm2-dflash --batch 1",
     ),
     "streams-pocket": ("python bench/streams.py --model pocket --tokens 50000 --decode",),
-    "streams-pocket-drafters": (
+    "streams-drafters": (
         "python bench/streams.py --model pocket --tokens 50000 --drafters model+ngram eagle+ngram block+ngram",
+        "python bench/streams.py --model hybrid --tokens 50000 --drafters mtp+ngram",
     ),
     "streams-smollm2": (
         "python bench/streams.py --model smollm2 --tokens 10000 --streams edits agent once",
         "python bench/streams.py --model smollm2 --tokens 10000 --streams turns",
         "python bench/streams.py --model smollm2 --tokens 10000 --drafters eagle+ngram --levels 8 "
+        "--streams edits agent",
+        "python bench/streams.py --model smollm2 --tokens 10000 --drafters block+ngram --levels 8 "
         "--streams edits agent",
     ),
     "fusion-pocket": ("python bench/fusion.py --model pocket --drafters heads --texts 8",),
