@@ -206,9 +206,11 @@ class NaiveModule:
             return last, last
         if self.kind == "eagle1-speculators":
             return self._norm_if_there(last, "pre_lm_head_layernorm"), last
-        if self.kind in EAGLE3:  # in the midlayer layout norm_output has this meaning only beside fc_norm
+        if self.kind in EAGLE3:  # in the midlayer layout norm_output has this meaning beside a norm before fc
             normed = self._norm(last, "norm")
-            after = self.config.get("norm_output") and (is_speculators(self.config) or self.fc_norm)
+            after = self.config.get("norm_output") and (
+                is_speculators(self.config) or self.fc_norm or "input_norm.weight" in self.state
+            )
         else:
             normed = self._norm(last, mtp_prefix(self.kind, self.layers) + MTP_NAMES[self.kind][3])
             after = self.chain_normed

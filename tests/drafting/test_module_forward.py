@@ -60,6 +60,7 @@ CASES: dict[str, tuple[Kind, dict[str, Any]]] = {
     "eagle3, norms of Qwen": ("eagle3", {**SPECFORGE, "model_type": "qwen3"}),
     "eagle3, biases of Qwen": ("eagle3", {**SPECFORGE, "qkv_bias": True}),
     "eagle3, the base's config": ("eagle3", SPECFORGE),
+    "eagle3.1, one norm": ("eagle3", {**SPECFORGE, "norm_before_fc": True, "norm_output": True}),
     "eagle3.1": ("eagle3", {**SPECFORGE, "fc_norm": True, "norm_output": True}),
     "eagle1 of speculators": ("eagle1-speculators", {**EAGLE1, "fusion_bias": False, "layernorms": False}),
     "eagle1 of speculators, normed": ("eagle1-speculators", {**EAGLE1, "fusion_bias": True, "layernorms": True}),
