@@ -59,7 +59,7 @@ def test_a_head_from_both_formats(suffix: str, base: Base, tmp_path: Path) -> No
 
 
 def test_what_engines_do_not_read(base: Base, tmp_path: Path) -> None:
-    """A t2d as classes begin with it, and the prefix of a class around the head: the draft is the same."""
+    """A t2d as classes begin with it, a prefix of a class around the head, a copy of the base's: one draft."""
 
     def begun(value: int) -> Callable[[State], Any]:
         return lambda state: state.update(t2d=torch.full((VOCAB,), value, dtype=torch.bool))
@@ -69,7 +69,7 @@ def test_what_engines_do_not_read(base: Base, tmp_path: Path) -> None:
             state["model." * (key != "lm_head.weight") + key] = state.pop(key)
 
     one = load_draft(head(tmp_path / "plain"), base)
-    for number, change in enumerate((begun(0), begun(1), within)):
+    for number, change in enumerate((begun(0), begun(1), within, _with("verifier_lm_head.weight", VOCAB, WIDTH))):
         name = head(tmp_path / str(number), change)
         assert kind_in_files(name) == "eagle"
         assert load_draft(name, base).fingerprint == one.fingerprint
