@@ -33,8 +33,7 @@ def follows() -> bool:
 
 def known_team(context: click.Context) -> Processes | None:
     """The processes of a command; None where it runs in one, and before they are joined."""
-    team: Processes | None = context.meta.get(_TEAM)
-    return team
+    return context.meta.get(_TEAM)
 
 
 def _keep_team(context: click.Context, team: Processes) -> None:

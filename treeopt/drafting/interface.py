@@ -200,8 +200,7 @@ def reads_of(drafter: object) -> tuple[int, ...]:
 
     A session of a drafter that names some is given those of the prompt by `ProposerSession.read`.
     """
-    found: tuple[int, ...] = getattr(drafter, "reads", ())
-    return found
+    return getattr(drafter, "reads", ())
 
 
 def static_only(name: str, done: str) -> TreeoptError:

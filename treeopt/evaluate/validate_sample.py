@@ -178,8 +178,7 @@ def _next(base: Base, prompt: Sequence[int], prefixes: Sequence[Prefix], score: 
     logits = [
         base.forward(rows, use_cache=False, logits_to_keep=1)[0][:, -1] for rows in torch.split(ids, _rows(len(prompt)))
     ]
-    p: NDArray[np.float64] = score(torch.cat(logits)).double().softmax(-1).numpy(force=True)
-    return p
+    return score(torch.cat(logits)).double().softmax(-1).numpy(force=True)
 
 
 def _drawn(decoder: Baseline, prompt: Sequence[int], length: int, draws: int, first: Call) -> list[list[int]]:

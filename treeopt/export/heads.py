@@ -163,8 +163,7 @@ def _weights(heads: MedusaHeads, to: str) -> tuple[str, State]:
 
 def _saved(name: str, state: State) -> bytes:
     if not name.endswith(".pt"):
-        raw: bytes = safetensors.torch.save(state, metadata={"format": "pt"})
-        return raw
+        return safetensors.torch.save(state, metadata={"format": "pt"})
     stream = io.BytesIO()
     torch.save(state, stream)
     return stream.getvalue()

@@ -99,8 +99,7 @@ def drafting_seconds(
     known, medians = profile.drafting_curve(batch, context)
     if not len(known):
         return np.zeros(len(sizes))
-    found: Floats = np.interp(sizes, known, isotonic(medians))
-    return found
+    return np.interp(sizes, known, isotonic(medians))
 
 
 def fastest(speedups: Sequence[float] | Floats, *, equal: float = 0.0) -> int | None:

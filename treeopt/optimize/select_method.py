@@ -208,8 +208,7 @@ class Fitter:
         """int64 [S]: the fold of each text, at random, equal texts in one; one fold where there are too few texts."""
         different, which = np.unique(self.calibration.token_hashes, return_inverse=True)
         parts = np.arange(len(different)) % (FOLDS if self.can_leave_out else 1)
-        folds: NDArray[np.int64] = np.random.default_rng(seed).permutation(parts)[which]
-        return folds
+        return np.random.default_rng(seed).permutation(parts)[which]
 
     def _left_out(self, seed: int, replay: Callable[[_FittedPart, TraceRows], list[TextSums]]) -> list[TextSums]:
         """The sums of several trees over all texts: `replay` gets the fit to the others and the rows of each fold."""

@@ -102,8 +102,7 @@ def _posterior(
     """Shares [n, K] of a parent's positions with each next rank, with a prior worth `strength` positions."""
     hits = counts.of_children(parents, nodes)
     trials = np.where(parents >= 0, counts.trials[parents], 0.0)[:, None] if len(counts.trials) else 0.0
-    posterior: Floats = (hits + strength * prior) / (trials + strength)
-    return posterior
+    return (hits + strength * prior) / (trials + strength)
 
 
 def _by_rank(trie: PathTrie, level: int, counts: Counts) -> Floats:

@@ -202,8 +202,7 @@ def _fit(steps: _Steps) -> Efficiency:
     high = np.log([_SHARES[1]] * 2 + [_MOST_SECONDS] * 3)
 
     def residuals(logs: Floats) -> Floats:
-        found: Floats = np.log(steps.modelled(efficiency_of(logs))) - measured
-        return found
+        return np.log(steps.modelled(efficiency_of(logs))) - measured
 
     def efficiency_of(logs: Floats) -> Efficiency:
         compute, bandwidth, launch, step, tree = np.exp(logs).tolist()

@@ -58,8 +58,7 @@ class Acceptance:
         """float64 [n]: tokens per step at sizes up to `largest`; exactly 1 at one node."""
         if not self.sizes:
             return 1.0 + PER_LOG * np.log(nodes)
-        found: Floats = np.interp(nodes, self.sizes, self.tokens)
-        return found
+        return np.interp(nodes, self.sizes, self.tokens)
 
 
 LOGARITHM = Acceptance()

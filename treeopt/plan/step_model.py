@@ -91,14 +91,12 @@ class StepModel:
         check_steps(sizes, [batch], [context])
         drafted = (sizes > ONE_NODE) * (self.drafting.host_seconds + self.efficiency.tree)
         operators = (self.seconds_of(one) for one in self.operators(sizes, batch, context))
-        seconds: Floats = sum(operators, np.zeros(1)) + self.efficiency.step + drafted
-        return seconds
+        return sum(operators, np.zeros(1)) + self.efficiency.step + drafted
 
     def seconds_of(self, operator: Operator) -> Floats:
         """float64 [n]: seconds of one operator."""
         computing, moving = self.times(operator)
-        found: Floats = np.maximum(computing, moving) + operator.calls * self.efficiency.launch
-        return found
+        return np.maximum(computing, moving) + operator.calls * self.efficiency.launch
 
     def times(self, operator: Operator) -> tuple[Floats, Floats]:
         """Seconds of computing and of moving, each float64 [n]; an operator takes the longer."""

@@ -84,8 +84,7 @@ class ChoiceRecorder(LogitsProcessor):
 
     def choices(self) -> list[list[int]]:
         """The choices of each row of the batch, one a step."""
-        found: list[list[int]] = torch.stack(self._steps, dim=1).tolist()
-        return found
+        return torch.stack(self._steps, dim=1).tolist()
 
 
 def answer_batches(prompts: Sequence[Text], options: AnswerOptions) -> list[list[Text]]:

@@ -103,8 +103,7 @@ class Buffers:
     @functools.cached_property
     def ranks(self) -> np.ndarray:
         """int64 [N], the rank of each node of one tree, on the host; that of the root has no meaning."""
-        ranks: np.ndarray = (self.tree_indices.numpy(force=True) - 1) % max(self.top_k, 1)
-        return ranks
+        return (self.tree_indices.numpy(force=True) - 1) % max(self.top_k, 1)
 
     def paths_to(self, nodes: Tensor) -> Tensor:
         """int64 [B, D+1]: the path to one node of each row, `nodes` int64 [B]."""
