@@ -31,13 +31,12 @@ from treeopt.calibration import Calibration
 from treeopt.decode.rules import Typical
 from treeopt.defaults import DEFAULT_TOP_K, DEFAULT_VALUES, DEFAULT_WEIGHTS, STEP_SIZES
 from treeopt.evaluate.baselines import GENERATE, TREE
-from treeopt.evaluate.runs import replayed
 from treeopt.evaluate.validate import SAMPLED, make_inputs, validate
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.profiles import load_profile
 from treeopt.optimize.curve import Timing, default_sizes
 from treeopt.optimize.intervals import Interval, by_text, difference_interval, sampling_interval
-from treeopt.optimize.per_step import sums_by_size
+from treeopt.optimize.per_step import replay_plan, sums_by_size
 from treeopt.optimize.replay import TextSums, TraceRows
 from treeopt.optimize.select_method import FOLDS, MEDUSA, Fitter, Method, candidates
 from treeopt.optimize.tree_builder import tree_limits
@@ -390,7 +389,7 @@ def epsilon(given: argparse.Namespace) -> list[Panel]:
         answered = [dataclasses.replace(text, answer=trial.runs[name][0].tokens) for text, trial in pairs]
         traces = inputs.traces(answered)
         assert not isinstance(inputs.tree, Schedule)
-        replays = replayed(inputs.tree, traces).sums
+        replays = replay_plan(inputs.tree, traces).sums
         interval = sampling_interval(*by_text(traces.prompt_ids, replays.tokens, replays.steps))
         lines[label] = (replays.tokens_per_step, interval, found.quality[name])
     header = ["texts", f"{TOKENS} (90 %)", "log-likelihood a token", "distinct-1", "distinct-2", "distinct-3"]

@@ -13,9 +13,10 @@ import torch
 from timing import add_tiny, machine
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.evaluate.runs import replayed, trace
+from treeopt.evaluate.runs import trace
 from treeopt.files.calibrations import load_calibration
 from treeopt.models.given import load_pair
+from treeopt.optimize.per_step import replay_plan
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import load_prompts
@@ -54,7 +55,7 @@ def main() -> None:
         decoder = TreeDecoder(base, loaded.heads, tree)
         decoded = [decoder.generate(text.prompt, options.max_new_tokens) for text in texts]
         lossless = sum(one.tokens == text.answer for one, text in zip(decoded, texts, strict=True))
-        predicted = replayed(tree, trace(base, loaded.heads, texts))
+        predicted = replay_plan(tree, trace(base, loaded.heads, texts))
         steps = predicted.sums.steps.tolist()
         exact = sum(len(one.step_lengths) == step for one, step in zip(decoded, steps, strict=True))
         measured = sum(len(one.tokens) for one in decoded) / sum(len(one.step_lengths) for one in decoded)

@@ -39,11 +39,11 @@ from treeopt.drafting.interface import Ints
 from treeopt.drafting.learn import Learning
 from treeopt.drafting.memory import Memory
 from treeopt.drafting.suffix import GRID, PUBLISHED, SUFFIX, steps_of
-from treeopt.evaluate.runs import Stream, replayed, trace
+from treeopt.evaluate.runs import Stream, trace
 from treeopt.models.base import Base
 from treeopt.models.draft_files import load_draft
 from treeopt.models.heads import MedusaHeads
-from treeopt.optimize.per_step import build_policy
+from treeopt.optimize.per_step import build_policy, replay_plan
 from treeopt.policy import TreePolicy
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Text, encode_prompts
@@ -160,7 +160,7 @@ class Learned:
         depth = self.policy.depth
         stream = None if memory is None else Stream(memory)
         found = trace(base, self.heads, texts, self.drafter, self.draft, steps=depth, stream=stream)
-        return replayed(self.policy, found).sums.steps
+        return replay_plan(self.policy, found).sums.steps
 
     def decoded(self, base: Base, texts: Sequence[Text], memory: Memory | None, new_tokens: int) -> Ints:
         """The same by decoding; the texts must be equal."""

@@ -39,9 +39,9 @@ from timing import add_tiny, machine
 from treeopt.calibration import Calibration
 from treeopt.decode.rules import Rule, Typical
 from treeopt.drafting.learn import Learning
-from treeopt.evaluate.runs import Inputs, ValidateOptions, num_ranks, replayed
+from treeopt.evaluate.runs import Inputs, ValidateOptions, num_ranks
 from treeopt.evaluate.validate import quality
-from treeopt.optimize.per_step import replay_policy, sizes_of, traced_steps
+from treeopt.optimize.per_step import replay_plan, replay_policy, sizes_of, traced_steps
 from treeopt.optimize.replay import Replay, children_of, replay, visits
 from treeopt.policy import Plan
 from treeopt.schedule import Schedule
@@ -107,7 +107,7 @@ def epsilon_table(inputs: dict[int, Inputs], greedy: Sequence[Text], epsilon: fl
             line = (
                 f"epsilon {epsilon:<5g} texts of {nodes:3} nodes, tree of {other:3}: measured {measured.tau:.4f}  "
                 f"predicted {predicted.tokens_per_step:.4f} ({error:+.2%})  "
-                f"by ranks {replayed(tree, ranks).tokens_per_step:.4f}"
+                f"by ranks {replay_plan(tree, ranks).tokens_per_step:.4f}"
             )
             if other == nodes:
                 same = sum(one == two for one, two in zip(predicted.sums.steps, of.steps, strict=True))

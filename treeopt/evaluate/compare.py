@@ -59,6 +59,7 @@ from treeopt.evaluate.eagle2 import best_eagle2, ddtree_drafter
 from treeopt.evaluate.learn_drafter import figures_of, plans_of, timed
 from treeopt.evaluate.profile import timed_rule
 from treeopt.evaluate.runs import Runs, decode_all, made_by
+from treeopt.facts import picked
 from treeopt.files.trees import load_tree, plan_id
 from treeopt.models.base import Base
 from treeopt.models.compatibility import check_heads_fit, heads_like
@@ -173,7 +174,7 @@ class Material:
 
     @property
     def answers(self) -> dict[str, Any]:
-        return {name: getattr(self.options, name) for name in ("max_new_tokens", "batch_size", "seed", "chat_template")}
+        return picked(self.options, "max_new_tokens", "batch_size", "seed", "chat_template")
 
     @functools.cached_property
     def answered(self) -> list[Text]:
@@ -322,15 +323,19 @@ def _fastest_plan(job: Material, name: str, run: CalibrationRun, drafter: Drafte
     plans = plans_of(run.calibration, job.options.sizes, with_draft=with_draft)
     decoders = [job.decoder(plan, drafter, timed_rule(job.base)) for plan in plans]
     # One of several processes times the steps for all: each of them must decode the same trees.
-    [seconds] = job.options.division.each(
-        "timing", range(1), lambda _: timed([decoders], run.texts, job.noted(name))[0]
-    )
+    each = job.options.division.each
+    [seconds] = each("timing", range(1), lambda _: timed([decoders], run.texts, job.noted(name))[0])
     best = max(figures_of(plans, seconds, job.base)[1:], key=lambda one: one.speedup, default=None)
     return None if best is None else best.plan
 
 
 def _ours(job: Material, name: str, plan: Plan, drafter: Drafter | None = None) -> Contender:
     return Contender(name, plan.nodes, with_decoder(job.decoder(plan, drafter)), plan_id(plan))
+
+
+def _medusa(job: Material) -> list[Contender]:
+    tree = build_tree(job.by_heads.calibration, job.options.nodes, values="independent", weights="uniform")
+    return [_ours(job, _SHOWN[MEDUSA], tree)]
 
 
 _OF_TEXTS = {"suffix": SUFFIX, "sam": SAM}
@@ -346,13 +351,7 @@ _MAKERS: dict[str, Callable[[Material], list[Contender]]] = {
     **{name: functools.partial(_suffix, name=shown) for name, shown in _OF_TEXTS.items()},
     "assisted": _assisted,
     MC_SIM: lambda job: [_ours(job, MC_SIM, load_tree(MC_SIM))],
-    MEDUSA: lambda job: [
-        _ours(
-            job,
-            _SHOWN[MEDUSA],
-            build_tree(job.by_heads.calibration, job.options.nodes, values="independent", weights="uniform"),
-        )
-    ],
+    MEDUSA: _medusa,
     **{name: functools.partial(_sizes, name=name) for name in (HEADS, HEADS_NGRAM, NGRAM)},
     EAGLE2: _eagle2,
     DDTREE: _ddtree,

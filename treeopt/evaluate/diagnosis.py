@@ -59,21 +59,13 @@ Row = tuple[str, list[float], float, float]  # a name, hit rates by level, diffe
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """What was found of a drafter.
+    """What was found of a drafter."""
 
-    Args:
-        wiring: the drafter beside its variants.
-        others: its hits on other texts.
-        causes: a sentence for each thing beside the wiring that lowers acceptance.
-        calibration_errors: of a confidence head, by level.
-        texts: number of texts.
-    """
-
-    wiring: WiringCheck
-    others: tuple[TextHits, ...]
-    causes: tuple[str, ...]
-    calibration_errors: tuple[float, ...]
-    texts: int
+    wiring: WiringCheck  # the drafter beside its variants
+    others: tuple[TextHits, ...]  # its hits on other texts
+    causes: tuple[str, ...]  # a sentence for each thing beside the wiring that lowers acceptance
+    calibration_errors: tuple[float, ...]  # of a confidence head, by level
+    texts: int  # number of texts
 
     @property
     def rows(self) -> list[Row]:
@@ -88,16 +80,15 @@ class Diagnosis:
     def as_dict(self) -> dict[str, Any]:
         """For a program."""
         names = ("name", "hits", "difference", "standard_error")
-        better = [one.name for one in self.wiring.better]
         return {
             "table": [dict(zip(names, row, strict=True)) for row in self.rows],
-            **{
-                "better": better,
-                "too_weak": self.wiring.too_weak,
-                "guess": self.wiring.bigram,
-                "verdict": self.wiring.verdict,
-            },
-            **{"causes": list(self.causes), "calibration_errors": list(self.calibration_errors), "texts": self.texts},
+            "better": [one.name for one in self.wiring.better],
+            "too_weak": self.wiring.too_weak,
+            "guess": self.wiring.bigram,
+            "verdict": self.wiring.verdict,
+            "causes": list(self.causes),
+            "calibration_errors": list(self.calibration_errors),
+            "texts": self.texts,
         }
 
 
@@ -118,11 +109,9 @@ def diagnose(
     others = compare_texts(base, draft, own, prompts, options, given, progress) if texts else []
     causes = [one.finding for one in others if one.finding] + findings_in_files(base, draft)
     outside = outside_shares(draft if isinstance(draft, Base) else None, own)
-    causes += [
-        f"{share:.1%} of the tokens ({name}) are not in the draft vocabulary"
-        for name, share in outside.items()
-        if share
-    ]
+    for name, share in outside.items():
+        if share:
+            causes.append(f"{share:.1%} of the tokens ({name}) are not in the draft vocabulary")
     errors = confidence_errors(base, draft, own)
     return Diagnosis(wiring, tuple(others), tuple(causes), tuple(errors), len(own))
 

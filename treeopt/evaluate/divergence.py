@@ -162,9 +162,7 @@ class Judge:
         return None
 
     def _run_logits(self, prefix: Tensor) -> Tensor:
-        """float64 [3, V] in the run's dtype: all tokens at once, the last alone, and the last in a block as wide as the
-        tree.
-        """
+        """float64 [3, V] in the run's dtype: all tokens at once; the last alone; the last in a block of tree size."""
         ids = prefix.to(self._base.device)
         rows = [self._base.forward(ids[None], use_cache=False, logits_to_keep=1)[0][0, -1]]
         for width in (1, max(1, min(self._width, self._base.context - len(ids) + 1))):

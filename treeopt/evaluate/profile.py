@@ -392,9 +392,7 @@ class TimedStep:
 
 
 def prefilled(decoders: Sequence[TreeDecoder], prompts: Tensor, max_new_tokens: int) -> list[Rows]:
-    """The texts [B, T] in the cache of the largest decoder, for all; compiled decoders run one size, so each has its
-    own.
-    """
+    """The texts [B, T] in the cache of the largest decoder, for all; a compiled one runs one size, and has its own."""
     largest = max(decoders, key=lambda one: (one.trees.nodes, one.trees.depth))
     if largest.base.compile:
         return [decoder.prefill(list(prompts), max_new_tokens) for decoder in decoders]

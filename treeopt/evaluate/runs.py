@@ -26,14 +26,15 @@ from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import Target, TextTraces, trace_texts
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.evaluate.baselines import GENERATE, STOCK, TREE, WARMING, Baseline, Call, Metrics, Run, Trial, warm_up
+from treeopt.facts import picked
 from treeopt.files.trees import plan_id
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.tensors import fingerprint
-from treeopt.optimize.per_step import replay_policy, replay_schedule
-from treeopt.optimize.replay import Replay, replay
-from treeopt.policy import Plan, TreePolicy
+from treeopt.optimize.per_step import replay_plan, replay_schedule
+from treeopt.optimize.replay import Replay
+from treeopt.policy import TreePolicy
 from treeopt.progress import Progress
 from treeopt.runs.work import ALONE, BatchRun
 from treeopt.schedule import Planned, Schedule
@@ -204,7 +205,7 @@ class Inputs:
             prompts, expected = [len(text.prompt) for text in runs.texts], None
             predicted = replay_schedule(self.tree, traces, prompts, batch=self.options.batch_size)
         else:
-            predicted, expected = replayed(self.tree, traces), self.tree.expected
+            predicted, expected = replay_plan(self.tree, traces), self.tree.expected
         rows = zip(runs.trials, predicted.sums.steps.tolist(), predicted.sums.tokens.tolist(), strict=True)
         return {
             "metrics": Metrics(tuple(Trial(one.text, one.runs, steps, tokens) for one, steps, tokens in rows)),
@@ -265,10 +266,6 @@ def trace(
             stream.memory.add(*([*texts[i].prompt, *texts[i].answer] for i in together))
     provenance = Provenance("", "", "", "", {}, drafter_id=drafter.id if drafter else "")
     return as_calibration(texts, [traced[i] for i in range(len(texts))], top_k, provenance)
-
-
-def replayed(tree: Plan, traces: Calibration) -> Replay:
-    return replay(tree, traces) if isinstance(tree, Tree) else replay_policy(tree, traces)
 
 
 def step_depth(tree: Planned) -> int:
@@ -365,7 +362,7 @@ def _settings(
     """All that the texts depend on, in types of JSON."""
     texts = [[list(text.prompt), repr(text.later)] for text in prompts]
     return {
-        **{name: getattr(options, name) for name in ("max_new_tokens", "repeats", "batch_size", "chat_template")},
+        **picked(options, "max_new_tokens", "repeats", "batch_size", "chat_template"),
         **made_by(base),
         "model_id": base.fingerprint,
         "acceptance": repr(options.acceptance),
@@ -381,9 +378,7 @@ def _turns(
     options: ValidateOptions,
     decoded: Callable[[int, Sequence[Sequence[int]]], list[RunsByName]],
 ) -> Iterator[tuple[list[Trial], list[tuple[Trial, Skipped]]]]:
-    """For each turn of a batch its texts, with the runs that `decoded` gives, and those with a next turn that is too
-    long.
-    """
+    """For each turn of a batch its texts with the runs that `decoded` gives, and those whose next turn is too long."""
     turns = list(batch)
     for number in itertools.count():
         if not turns:

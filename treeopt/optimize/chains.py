@@ -4,6 +4,7 @@ An engine that takes no fixed tree drafts by a few numbers: the length of a chai
 chain is also what the formulas of arXiv:2211.17192 predict.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -132,12 +133,10 @@ class AcceptanceComparison:
     def report(self) -> Iterator[Part]:
         """Both figures and the verdict, and the shares of steps."""
         spread = "" if self.interval is None else f" ({self.interval:.3f} on as many new texts)"
-        verdict = {True: "as predicted", False: "not as predicted", None: "no interval of the prediction"}[
-            self.as_promised
-        ]
+        verdicts = {True: "as predicted", False: "not as predicted", None: "no interval of the prediction"}
         difference = self.measured / self.promised - 1
         yield Fact("predicted", self.promised, ".4f", f"tokens per step{spread}")
-        yield Fact("measured", self.measured, ".4f", f"({difference:+.1%}): {verdict}")
+        yield Fact("measured", self.measured, ".4f", f"({difference:+.1%}): {verdicts[self.as_promised]}")
         if self.measured_rates is not None:
             columns = (
                 Column("drafts accepted, at least", lambda row: row[0]),
@@ -191,12 +190,10 @@ def chains_by_batch(
     Chains are priced by a profile of chains, or else by trees of as many nodes. `expected` has the tokens per step of
     chains of 0, 1, ... drafts; the fastest is one of the lengths that are allowed.
     """
-    if drafts is None:
-        return {
-            batch: best_budget(expected, profile, batch, allows=lambda nodes: allows(nodes - 1))
-            for batch in profile.batches
-        }
-    return {batch: budget_at(expected, profile, drafts + 1, batch) for batch in profile.batches}
+    if drafts is not None:
+        return {batch: budget_at(expected, profile, drafts + 1, batch) for batch in profile.batches}
+    best = functools.partial(best_budget, expected, profile, allows=lambda nodes: allows(nodes - 1))
+    return {batch: best(batch) for batch in profile.batches}
 
 
 def choose_dynamic_tree(

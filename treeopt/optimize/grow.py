@@ -175,12 +175,8 @@ def _in_order(levels: list[_Level], budget: int) -> Growth:
     index = np.full(len(scores) + 1, _ROOT)  # the last entry is that of the root, -1
     index[order] = np.arange(len(order))
     paths = paths[order]
-    return Growth(paths[:, : _depth(paths)], scores[order], order, index[parents[order]])
-
-
-def _depth(paths: NDArray[np.int32]) -> int:
-    """Length of the longest path."""
-    return int(np.count_nonzero((paths != PAD).any(axis=0)))
+    deepest = int(np.count_nonzero((paths != PAD).any(axis=0)))
+    return Growth(paths[:, :deepest], scores[order], order, index[parents[order]])
 
 
 def _six_digits(value: float) -> float:

@@ -5,6 +5,7 @@ trace of the true path's positions in that order gives the accepted drafts for e
 """
 
 import dataclasses
+import operator
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, check_priced, drafting_seconds, step_seconds
 from treeopt.optimize.replay import Replay, TextSums, check_drafter, replay, visits
 from treeopt.optimize.tree_builder import predicted_ends, rounded, source_of
-from treeopt.policy import PolicyExpected, TreePolicy
+from treeopt.policy import Plan, PolicyExpected, TreePolicy
 from treeopt.schedule import Schedule
 from treeopt.traces import NONE, StepTraces
 from treeopt.tree import Tree
@@ -54,6 +55,11 @@ def replay_policy(policy: TreePolicy | str | os.PathLike[str], calibration: Cali
     return _replay(calibration, sizes_of(policy, steps), depth, path_tokens=policy.path_tokens)
 
 
+def replay_plan(plan: Plan, calibration: Calibration) -> Replay:
+    """The steps of a tree or a policy on the traces of a calibration."""
+    return replay(plan, calibration) if isinstance(plan, Tree) else replay_policy(plan, calibration)
+
+
 def replay_schedule(schedule: Schedule, calibration: Calibration, prompts: Sequence[int], *, batch: int = 1) -> Replay:
     """The steps of each text by a schedule, where so many are in progress until it ends and none is longer.
 
@@ -69,8 +75,7 @@ def replay_schedule(schedule: Schedule, calibration: Calibration, prompts: Seque
     accepted: NDArray[np.int8] = np.zeros(calibration.positions, np.int8)
     for number in set(which.tolist()):
         plan, here = schedule.plans[number], which == number
-        found = replay(plan, calibration) if isinstance(plan, Tree) else replay_policy(plan, calibration)
-        accepted[here] = found.accepted[here]
+        accepted[here] = replay_plan(plan, calibration).accepted[here]
     return Replay(accepted, visits(accepted), calibration.offsets, schedule.depth)
 
 
@@ -136,19 +141,12 @@ def fastest_policy(
     alone = 1 / step_seconds(profile, ONE_NODE, batch, context)
     # Where drafting takes the same time for all sizes, the largest one loses nothing.
     ends = range(1, len(sizes) + 1) if np.ptp(drafting) > 0 else [len(sizes)]
-    best = max(
-        (
-            _fastest(calibration, profile, sizes[:end], (seconds - drafting)[:end] + drafting[end - 1], alone)
-            for end in ends
-        ),
-        key=lambda found: found[0],
-    )
+    rest = seconds - drafting
+    found = [_fastest(calibration, profile, sizes[:end], rest[:end] + drafting[end - 1], alone) for end in ends]
+    rate, size_cost = max(found, key=operator.itemgetter(0))
     unit = {"path_tokens": profile.path_tokens}
-    fixed = [
-        sums_by_size(calibration, int(size), **unit).tokens_per_step / time
-        for size, time in zip(sizes, seconds, strict=True)
-    ]
-    rate, size_cost = best
+    taus = [sums_by_size(calibration, int(size), **unit).tokens_per_step for size in sizes]
+    fixed = [tau / time for tau, time in zip(taus, seconds, strict=True)]
     if max(fixed) > rate:
         return build_policy(calibration, int(sizes[np.argmax(fixed)]), **unit)
     return _described(_policy(calibration, size_cost[-1][0], size_cost, **unit), calibration)

@@ -161,7 +161,7 @@ class Fitter:
         """Tokens and steps of a tree on each text."""
         return TraceRows.of(self.calibration).replay(tree).sums
 
-    def choose(self, methods: Sequence[Method], *, seed: int = 0) -> MethodFit:
+    def choose(self, methods: Sequence[Method]) -> MethodFit:
         """The method with the fewest cross-validated steps, fitted to all texts.
 
         Where there are too few texts it is the Medusa tree, or the greatest strength if that is not a candidate.
@@ -170,7 +170,7 @@ class Fitter:
         winner = MEDUSA if MEDUSA in methods else max(methods, key=lambda method: method.strength)
         if not self.can_leave_out:
             return MethodFit(self.build(winner), winner, {}, None)
-        found = self._left_out(seed, lambda part, rows: [rows.replay(part.growth(method)).sums for method in methods])
+        found = self._left_out(lambda part, rows: [rows.replay(part.growth(method)).sums for method in methods])
         results = dict(zip(methods, found, strict=True))
         winner = self._winner(methods, found)
         trials = {str(method): round(self._steps(sums)) for method, sums in results.items()}
@@ -197,22 +197,22 @@ class Fitter:
                     return methods[i]
         return methods[best]
 
-    def cross_validated_sums(self, method: Method, sizes: Sequence[int], *, seed: int = 0) -> list[TextSums]:
+    def cross_validated_sums(self, method: Method, sizes: Sequence[int]) -> list[TextSums]:
         """For each size: tokens and steps on each text of a tree fitted without it (with it, below 5 texts)."""
         assert max(sizes) <= self.limits.nodes
         if self.limits.path_tokens is None:
-            return self._left_out(seed, lambda part, rows: rows.sums_by_size(part.growth(method), sizes))
-        return self._left_out(seed, lambda part, rows: [rows.replay(one).sums for one in part.growths(method, sizes)])
+            return self._left_out(lambda part, rows: rows.sums_by_size(part.growth(method), sizes))
+        return self._left_out(lambda part, rows: [rows.replay(one).sums for one in part.growths(method, sizes)])
 
-    def folds(self, seed: int = 0) -> NDArray[np.int64]:
+    def folds(self) -> NDArray[np.int64]:
         """int64 [S]: the fold of each text, at random, equal texts in one; one fold where there are too few texts."""
         different, which = np.unique(self.calibration.token_hashes, return_inverse=True)
         parts = np.arange(len(different)) % (FOLDS if self.can_leave_out else 1)
-        return np.random.default_rng(seed).permutation(parts)[which]
+        return np.random.default_rng(0).permutation(parts)[which]
 
-    def _left_out(self, seed: int, replay: Callable[[_FittedPart, TraceRows], list[TextSums]]) -> list[TextSums]:
+    def _left_out(self, replay: Callable[[_FittedPart, TraceRows], list[TextSums]]) -> list[TextSums]:
         """The sums of several trees over all texts: `replay` gets the fit to the others and the rows of each fold."""
-        folds = self.folds(seed)
+        folds = self.folds()
         count = int(folds.max()) + 1
         self._meter.begin(count)
         found = []
