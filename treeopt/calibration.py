@@ -187,10 +187,9 @@ class Calibration:
             TreeoptError: E221 where `check_comparable` finds a difference, or one prompt has two different traces.
         """
         parts: dict[str, tuple[Calibration, int]] = {}
-        filled = next(
-            (record for record in (self, *others) if record.sequences), self
-        )  # what is traced shows in texts alone
-        for record in (self, *others):
+        records = (self, *others)
+        filled = next((record for record in records if record.sequences), self)  # what is traced shows in texts alone
+        for record in records:
             for first in (self,) if filled is self else (self, filled):
                 first.check_comparable(record)
             for s, prompt in enumerate(record.prompt_ids):
@@ -199,7 +198,7 @@ class Calibration:
                 if not (same_tokens and np.array_equal(known.sequence(at), record.sequence(s))):
                     what = f"prompt {prompt} has a different trace in each calibration"
                     raise TreeoptError(Code.CALIBRATION_MISMATCH, what)
-        provenance = functools.reduce(merged_provenance, (record.provenance for record in (self, *others)))
+        provenance = functools.reduce(merged_provenance, (record.provenance for record in records))
         return self._joined([parts[prompt] for prompt in sorted(parts)], provenance)
 
     def select(self, chosen: Sequence[int] | NDArray[np.int64]) -> Calibration:

@@ -141,9 +141,7 @@ def _run_verdict(console: Console, options: dict[str, Any]) -> None:
     check_belongs(("engine",), "a build of one tree", holds=False)
     if not 1 <= len(options["profile"]) <= len(PROFILE_KINDS):
         raise click.UsageError("--nodes auto takes one --profile for each kind; more belong to --drafter auto")
-    kinds = (options["kind"],) if given("kind") else KINDS
-    if KINDS[0] not in kinds:
-        check_belongs(_STATIC, "--kind static", holds=False)
+    kinds = _kinds(options)
     calibration = _calibration(options)
     profiles = [load_profile(file) for file in options["profile"]]
     places = {"batches": options["batch"], "contexts": options["context"] or _longest(profiles, options["batch"])}
@@ -160,6 +158,13 @@ def _run_verdict(console: Console, options: dict[str, Any]) -> None:
         console.warn(*profile_for_others(profile, calibration))
     console.warn(*verdict_warnings(found))
     _end(console, options["output"])
+
+
+def _kinds(options: dict[str, Any]) -> tuple[str, ...]:
+    """The kinds of trees that are compared; options of static trees belong to these alone."""
+    kinds = (options["kind"],) if given("kind") else KINDS
+    check_belongs(_STATIC, "--kind static", holds=KINDS[0] in kinds)
+    return kinds
 
 
 def _longest(profiles: Sequence[LatencyProfile], batches: Sequence[int]) -> list[int] | None:
@@ -281,9 +286,7 @@ def _run_auto(console: Console, options: dict[str, Any]) -> None:
     from treeopt.optimize.build_report import choice_report
 
     check_belongs(("engine",), "a build without --drafter auto", holds=False)
-    kinds = (options["kind"],) if given("kind") else KINDS
-    if KINDS[0] not in kinds:
-        check_belongs(_STATIC, "--kind static", holds=False)
+    kinds = _kinds(options)
     sized = given("nodes") and isinstance(options["nodes"], int)
     job = BuildJob(nodes=options["nodes"] if sized else None, **_limits(options))
     calibrations = [load_calibration(file) for file in options["calibrations"]]

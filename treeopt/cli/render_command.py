@@ -21,16 +21,8 @@ if TYPE_CHECKING:
     from treeopt.tree import Tree
 
 _OF_EXAMPLE = (
-    "step",
-    "drafter",
-    "heads",
-    "model",
-    "adapter",
-    "draft",
-    "device",
-    "device_map",
-    "dtype",
-    "chat_template",
+    *("step", "drafter", "heads", "model", "adapter", "draft"),
+    *("device", "device_map", "dtype", "chat_template"),
 )
 _MARKED = ("svg", "dot", "gv")  # only these hold the mark; files of other formats are replaced with --force alone
 _OUTPUT = "an .svg or .dot file; .png, .pdf, ... need graphviz [default: TREE.svg]"

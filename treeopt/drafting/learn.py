@@ -111,19 +111,12 @@ class Learning:
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """What was learned from so many sampled tokens, by the chain of the likeliest tokens on texts not counted.
+    """What was learned from so many sampled tokens, by the chain of the likeliest tokens on texts not counted."""
 
-    Args:
-        tokens: sampled tokens.
-        answered: int64 [T], tokens of each text.
-        steps: int64 [T], its steps.
-        seconds: since the stage before, with sampling.
-    """
-
-    tokens: int
-    answered: Ints
-    steps: Ints
-    seconds: float
+    tokens: int  # that were sampled
+    answered: Ints  # [T], tokens of each text
+    steps: Ints  # [T], its steps
+    seconds: float  # since the stage before, with sampling
 
     @property
     def tokens_per_step(self) -> float:

@@ -361,11 +361,7 @@ def path_lines(tree: Tree) -> Iterator[str]:
 
 def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") -> str:
     """The text of a policy file that is to be written to `path`."""
-    lines = [
-        f"# at every step {policy.chosen}",
-        f"schema: {POLICY}",
-        "kind: dynamic",
-    ]
+    lines = [f"# at every step {policy.chosen}", f"schema: {POLICY}", "kind: dynamic"]
     lines += [*entries(policy.source, "made_by"), size_line(policy), f"depth: {policy.depth}"]
     if policy.expected:
         lines += ["# tokens per step = 1 + accepted drafts per step, over the calibration's text"]

@@ -20,7 +20,7 @@ from treeopt.defaults import HEADS, KINDS
 from treeopt.errors import counted
 from treeopt.optimize.intervals import Interval
 from treeopt.tree import Tree
-from treeopt.view.charts import Panel, Series, bar_of, render_bars, render_chart
+from treeopt.view.charts import NODES, Panel, Series, bar_of, render_bars, render_chart
 from treeopt.view.report_data import PARTS, first_source
 from treeopt.view.scene import visible
 from treeopt.view.svg import STYLE, render_svg
@@ -56,10 +56,10 @@ def curve_svg(calibrations: Sequence[Mapping[str, Any]]) -> Markup | None:
     if not curves:
         return None
     best = [curve["best"] for _, curve in curves if curve["best"] is not None]
-    panels = [Panel("nodes (root counted)", "tokens per step", list(_lines(curves, "tokens_per_step")), True, best)]
+    panels = [Panel(NODES, "tokens per step", list(_lines(curves, "tokens_per_step")), True, best)]
     timed = [(name, curve) for name, curve in curves if curve["best"] is not None]
     if timed:
-        panels.append(Panel("nodes (root counted)", "speedup", list(_lines(timed, "speedup")), True, best))
+        panels.append(Panel(NODES, "speedup", list(_lines(timed, "speedup")), True, best))
     label = "Tokens per step by the number of nodes" + (", and speedup below" if timed else "")
     return _markup(render_chart(panels, "", finish=functools.partial(inline_svg, label=label)))
 
@@ -166,15 +166,10 @@ def _token(text: str, token: int, sources: Mapping[str, int | None] | None) -> d
     shared = {"text": text, "visible": visible(text), "token": token}
     if sources is None:
         return {**shared, "kind": "base", "letter": "", "words": "the base model's own token"}
-    name = first_source(sources)
-    kind, letter = SOURCES.get(name, SOURCES["unknown"])
-    return {**shared, "kind": kind, "letter": letter, "words": _in_words(sources)}
-
-
-def _in_words(sources: Mapping[str, int | None]) -> str:
-    """`accepted draft: n-gram rank 0, head rank 2`."""
+    kind, letter = SOURCES.get(first_source(sources), SOURCES["unknown"])
     parts = [name if rank is None else f"{name} rank {rank}" for name, rank in sources.items()]
-    return f"accepted draft: {', '.join(parts) or 'source not known'}"
+    words = f"accepted draft: {', '.join(parts) or 'source not known'}"  # such as `n-gram rank 0, head rank 2`
+    return {**shared, "kind": kind, "letter": letter, "words": words}
 
 
 def source_legend(decoding: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -221,7 +216,6 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-_TEMPLATES = "treeopt.view.templates"
 _POLICY = "default-src 'none'; style-src '{style}'; script-src '{script}'; base-uri 'none'; form-action 'none'"
 _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}  # they would end the data's element
 
@@ -249,7 +243,7 @@ def content_hash(text: str) -> str:
 
 
 def _template(name: str) -> str:
-    return importlib.resources.files(_TEMPLATES).joinpath(name).read_text(encoding="utf-8")
+    return importlib.resources.files("treeopt.view.templates").joinpath(name).read_text(encoding="utf-8")
 
 
 def _figures(data: Mapping[str, Any]) -> dict[str, Any]:

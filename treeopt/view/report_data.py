@@ -24,8 +24,8 @@ from treeopt.files.results import ComparisonResult, DecodingResult, MadeWith, Va
 from treeopt.files.trees import load_plan, plan_id
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import check_priced
-from treeopt.optimize.curve import Curve, Timing, calibration_curve
-from treeopt.optimize.intervals import LEVEL, Interval
+from treeopt.optimize.curve import Curve, CurvePoint, Timing, calibration_curve
+from treeopt.optimize.intervals import LEVEL
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.version import VERSION
@@ -138,7 +138,10 @@ def _calibration(one: Traced) -> dict[str, Any]:
         "positions": found.positions,
         "top_k": found.top_k,
         "levels": levels,
-        "curves": [{"kind": kind, **_curve(curve)} for kind, curve in one.curves.items()],
+        "curves": [
+            {"kind": kind, "method": curve.method, "best": curve.best, "points": [*map(_point, curve.points)]}
+            for kind, curve in one.curves.items()
+        ],
         **_origin(one.name, vars(made), "provenance"),
     }
 
@@ -146,13 +149,10 @@ def _calibration(one: Traced) -> dict[str, Any]:
 _INTERVALS = ("sampling", "prediction", "overhead_quartiles")  # of the points of a curve
 
 
-def _curve(curve: Curve) -> dict[str, Any]:
-    points = [{**vars(point), **{name: _ends(getattr(point, name)) for name in _INTERVALS}} for point in curve.points]
-    return {"method": curve.method, "best": curve.best, "points": points}
-
-
-def _ends(interval: Interval | None) -> list[float] | None:
-    return None if interval is None else [interval.low, interval.high]
+def _point(point: CurvePoint) -> dict[str, Any]:
+    """The figures of a size, with intervals as lists of their ends."""
+    ends = {name: [one.low, one.high] if (one := getattr(point, name)) else None for name in _INTERVALS}
+    return {**vars(point), **ends}
 
 
 def _plan(name: str, plan: Plan) -> dict[str, Any]:
@@ -295,9 +295,8 @@ def report_inputs(
             check_priced(timing.profile, known[0], timing.profile.kind or KINDS[0])
     # Files have their names on the page without folders, which say nothing to the reader.
     named = {name: [(Path(path).name, one) for path, one in files] for name, files in read.items()}
-    plan, profile, comparison, decoding = (
-        next(iter(named[name]), None) for name in ("tree", "profile", "comparison", "decoding")
-    )
+    single = ("tree", "profile", "comparison", "decoding")
+    plan, profile, comparison, decoding = (next(iter(named[name]), None) for name in single)
     traced = []
     for name, one in named["calibrations"]:
         curves = {}
