@@ -173,12 +173,9 @@ class Calibration:
         if differing:
             values = {key: [_shown(side[key]) if key in side else "not there" for side in sides] for key in differing}
             same_kind = "one --kind for all, static or dynamic" if differing == [_STEPS] else "the same options for all"
-            raise TreeoptError(
-                Code.CALIBRATION_MISMATCH,
-                f"the calibrations differ in {', '.join(differing)}",
-                at="\n".join(f"{key}: {one} and {two}" for key, (one, two) in values.items()),
-                fix=f"treeopt calibrate again, with {same_kind}",
-            )
+            what = f"the calibrations differ in {', '.join(differing)}"
+            at = "\n".join(f"{key}: {one} and {two}" for key, (one, two) in values.items())
+            raise TreeoptError(Code.CALIBRATION_MISMATCH, what, at=at, fix=f"treeopt calibrate again, with {same_kind}")
 
     def merge(self, *others: Calibration) -> Calibration:
         """The texts of all, by prompt id; associative and commutative. A prompt in several counts once.

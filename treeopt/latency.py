@@ -171,6 +171,5 @@ def _invalid(fault: str) -> TreeoptError:
 def unmeasured(missing: str, measured: str) -> TreeoptError:
     """E230 for a size, batch or context that a profile does not hold."""
     why = "seconds are interpolated between measured sizes, and not extrapolated"
-    return TreeoptError(
-        Code.PROFILE_INVALID, f"the profile does not hold {missing}; it holds {measured}", why=why, fix=_FIX
-    )
+    what = f"the profile does not hold {missing}; it holds {measured}"
+    return TreeoptError(Code.PROFILE_INVALID, what, why=why, fix=_FIX)

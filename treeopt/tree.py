@@ -188,12 +188,9 @@ def _as_paths(given: Any) -> tuple[Path, ...]:
         paths: tuple[Path, ...] = given
         return paths  # already tuples of int
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
-        raise TreeoptError(
-            Code.TREE_INVALID,
-            f"{_named(given)} is not a list of paths",
-            why="a tree is a list of paths such as [[0], [1], [0, 0]], or the result of treeopt.load_tree",
-            fix="treeopt.load_tree(NAME) reads a file, or a tree of `treeopt list`",
-        )
+        why = "a tree is a list of paths such as [[0], [1], [0, 0]], or the result of treeopt.load_tree"
+        fix = "treeopt.load_tree(NAME) reads a file, or a tree of `treeopt list`"
+        raise TreeoptError(Code.TREE_INVALID, f"{_named(given)} is not a list of paths", why=why, fix=fix)
     return tuple(map(as_path, given))
 
 

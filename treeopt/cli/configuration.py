@@ -143,9 +143,8 @@ def _read(context: click.Context, _option: click.Parameter, path: str | None) ->
         raise faults_error(document, "configuration", [((*place, *where), what) for where, what in faults])
     if not found:
         what = f"{path} has no option of treeopt {command_name(context)}"
-        raise TreeoptError(
-            Code.FILE_INVALID, what, at=document.at(place), fix="treeopt show FILE --options shows the form"
-        )
+        fix = "treeopt show FILE --options shows the form"
+        raise TreeoptError(Code.FILE_INVALID, what, at=document.at(place), fix=fix)
     context.meta[_DEFAULTED] = defaulted
     context.default_map = found
 

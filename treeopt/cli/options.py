@@ -221,13 +221,10 @@ def check_temperature_of(calibrations: Iterable[treeopt.Calibration], temperatur
         return
     other = others.pop()
     kind = f"texts sampled at temperature {other:g}" if other else "greedy texts"
-    raise TreeoptError(
-        Code.CALIBRATION_INVALID,
-        f"the calibration is of {'given answers, or its temperature is not recorded' if other is None else kind}",
-        at=f"--temperature {temperature:g}",
-        why="acceptance is traced on texts of the temperature that they will be decoded at",
-        fix=f"treeopt calibrate --temperature {temperature:g}, with the same model and prompts",
-    )
+    what = f"the calibration is of {'given answers, or its temperature is not recorded' if other is None else kind}"
+    why = "acceptance is traced on texts of the temperature that they will be decoded at"
+    fix = f"treeopt calibrate --temperature {temperature:g}, with the same model and prompts"
+    raise TreeoptError(Code.CALIBRATION_INVALID, what, at=f"--temperature {temperature:g}", why=why, fix=fix)
 
 
 GREEDY, SAMPLE, TYPICAL, REJECTION = "greedy", "sample", "typical", "rejection"

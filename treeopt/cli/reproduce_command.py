@@ -61,13 +61,10 @@ def run(console: Console, file: str, mapped: tuple[str, ...], **devices: str | N
     console.say(f"result    {file} is {shown}{_MEANING.get(verdict, '')}")
     console.result({"file": file, "command": line, "verdict": verdict, "difference": difference, "machine": machine})
     if difference:
-        raise TreeoptError(
-            Code.NOT_REPRODUCED,
-            f"{file} is not what its command makes now",
-            at=difference["place"] + f": {str(difference['old'])[:100]} -> {str(difference['new'])[:100]}",
-            why="; ".join(machine),
-            fix=f"{line}, with -o AGAIN, to look at what it makes",
-        )
+        what = f"{file} is not what its command makes now"
+        at = difference["place"] + f": {str(difference['old'])[:100]} -> {str(difference['new'])[:100]}"
+        fix = f"{line}, with -o AGAIN, to look at what it makes"
+        raise TreeoptError(Code.NOT_REPRODUCED, what, at=at, why="; ".join(machine), fix=fix)
 
 
 def _mapped(value: Any, mapping: Mapping[str, str]) -> Any:

@@ -77,12 +77,9 @@ def check_processors(processors: Iterable[Any], stateless: bool | Sequence[type]
         if isinstance(one, _STATEFUL) or not (of_transformers or isinstance(one, declared)):
             name = type(one).__name__
             more = f"; stateless_processors=True, or [{name}], says that its result depends on the text alone"
-            raise TreeoptError(
-                Code.GENERATE_UNSUPPORTED,
-                f"the logits processor {name} may depend on its earlier calls",
-                why="a tree also calls it with the paths of drafts that are rejected later",
-                fix=_FIX + ("" if of_transformers else more),
-            )
+            what = f"the logits processor {name} may depend on its earlier calls"
+            why = "a tree also calls it with the paths of drafts that are rejected later"
+            raise TreeoptError(Code.GENERATE_UNSUPPORTED, what, why=why, fix=_FIX + ("" if of_transformers else more))
 
 
 class Processed(Rule):

@@ -205,9 +205,6 @@ def reads_of(drafter: object) -> tuple[int, ...]:
 
 def static_only(name: str, done: str) -> TreeoptError:
     """The error of a call that needs probabilities, or the state before a position that is not the last one."""
-    return TreeoptError(
-        Code.DRAFTER_MISMATCH,
-        f"trees of {name} cannot be {done}",
-        why="its candidates have ranks and no probabilities, and depend on all steps before",
-        fix="a static tree, such as token_recycling of `treeopt list`",
-    )
+    why = "its candidates have ranks and no probabilities, and depend on all steps before"
+    fix = "a static tree, such as token_recycling of `treeopt list`"
+    return TreeoptError(Code.DRAFTER_MISMATCH, f"trees of {name} cannot be {done}", why=why, fix=fix)

@@ -212,9 +212,8 @@ def trees_for(
         proposer = proposer_for(base, heads, drafter, draft)
         if heads is None and drafter is None and (depth := plan.depth):
             what = f"no heads were given, and the tree drafts {depth} tokens ahead"
-            raise TreeoptError(
-                Code.TREE_TOO_DEEP, what, fix="--heads HEADS, or in Python heads=treeopt.load_heads(...).heads"
-            )
+            fix = "--heads HEADS, or in Python heads=treeopt.load_heads(...).heads"
+            raise TreeoptError(Code.TREE_TOO_DEEP, what, fix=fix)
     else:
         proposer = drafter
     return _source(proposer, plan, base.device)
@@ -265,9 +264,8 @@ def check_plan(plan: Planned, drafter: Drafter | None) -> None:
     if plan.drafter and (drafter is None or drafter.id != plan.drafter):
         given = "none was given" if drafter is None else f"the one given is {drafter.id}"
         what = f"the tree was made for drafter {plan.drafter}; {given}"
-        raise TreeoptError(
-            Code.DRAFTER_MISMATCH, what, fix="--drafter FILE, or in Python drafter=treeopt.load_drafter(FILE)"
-        )
+        fix = "--drafter FILE, or in Python drafter=treeopt.load_drafter(FILE)"
+        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix=fix)
     if isinstance(plan, Tree) and not plan.drafter and drafter is not None:
         what = f"the tree was made for the heads alone, not for drafter {drafter.id}"
         raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="leave the drafter out, or build a tree for it")
@@ -281,6 +279,5 @@ def _check_ranks(tree: Tree, depth: int, candidates: int) -> None:
     if tree.max_rank >= candidates:
         path = next(path for path in tree.paths if max(path) >= candidates)
         what = f"the tree has rank {max(path)}; its drafter has {candidates} candidates a level"
-        raise TreeoptError(
-            Code.RANK_TOO_LARGE, what, at=str(list(path)), fix=f"treeopt build --max-rank {candidates - 1}"
-        )
+        fix = f"treeopt build --max-rank {candidates - 1}"
+        raise TreeoptError(Code.RANK_TOO_LARGE, what, at=str(list(path)), fix=fix)

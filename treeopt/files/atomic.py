@@ -36,9 +36,8 @@ def check_writable(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
     if not os.access(target.parent, os.W_OK):
         raise TreeoptError(Code.FILE_UNWRITABLE, f"the folder {Path(path).parent} cannot be written to")
     if exists and not overwrite:
-        raise TreeoptError(
-            Code.FILE_EXISTS, f"{path} exists", fix="choose another name with -o, or overwrite it with --force"
-        )
+        fix = "choose another name with -o, or overwrite it with --force"
+        raise TreeoptError(Code.FILE_EXISTS, f"{path} exists", fix=fix)
     check_space(target.parent, LEAST_SPACE)
     return target
 

@@ -218,9 +218,8 @@ def _part(data: Any, place: Where) -> Any:
 def _none_stored(path: Path) -> TreeoptError:
     what = f"{path} stores no configuration"
     why = "files that Python code writes have none"
-    return TreeoptError(
-        Code.FILE_INVALID, what, why=why, fix="a file that a treeopt command wrote, or a YAML file of options"
-    )
+    fix = "a file that a treeopt command wrote, or a YAML file of options"
+    return TreeoptError(Code.FILE_INVALID, what, why=why, fix=fix)
 
 
 def _header(path: Path) -> dict[str, Any] | None:

@@ -95,12 +95,9 @@ def load_plan_for(name_or_path: str | os.PathLike[str]) -> tuple[Planned, Drafte
     plan = load_planned(name_or_path)
     file = plan.source.get("drafter") if plan.drafter else None
     if file is not None and not os.path.exists(file):
-        raise TreeoptError(
-            Code.FILE_MISSING,
-            f"there is no {file}, the drafter that {name_or_path} names",
-            why="a tree is valid for one drafter only; learning again gives another drafter",
-            fix="--drafter FILE, or put the drafter back in its place",
-        )
+        what = f"there is no {file}, the drafter that {name_or_path} names"
+        why = "a tree is valid for one drafter only; learning again gives another drafter"
+        raise TreeoptError(Code.FILE_MISSING, what, why=why, fix="--drafter FILE, or put the drafter back in its place")
     return plan, None if file is None else load_drafter(file)
 
 
@@ -210,10 +207,6 @@ def plan_of(drafter: Drafter, file: str = "") -> Plan:
         model = drafter.source.get("model")
         named = f"drafter {drafter.id}" + (f" of {model}" if model else "")
         what = f"{f'{file}, {named},' if file else named} recommends no tree, and none was given"
-        raise TreeoptError(
-            Code.DRAFTER_MISMATCH,
-            what,
-            why="treeopt learn stores one; calibrate does not",
-            fix="give a tree too: treeopt generate --tree FILE, treeopt render FILE",
-        )
+        fix = "give a tree too: treeopt generate --tree FILE, treeopt render FILE"
+        raise TreeoptError(Code.DRAFTER_MISMATCH, what, why="treeopt learn stores one; calibrate does not", fix=fix)
     return drafter.plan

@@ -198,9 +198,8 @@ def faults_error(document: Document, name: str, faults: Faults) -> TreeoptError:
     if len(faults) > MAX_FAULTS:
         lines.append(f"and {len(faults) - MAX_FAULTS} more")
     what = f"{document.path} is not a {name} file: {counted(len(faults), 'fault')}"
-    return TreeoptError(
-        Code.FILE_INVALID, what, at="\n".join(lines), fix="correct these places, or make the file again"
-    )
+    fix = "correct these places, or make the file again"
+    return TreeoptError(Code.FILE_INVALID, what, at="\n".join(lines), fix=fix)
 
 
 TREE_FORMATS = (

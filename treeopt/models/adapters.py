@@ -62,9 +62,8 @@ def read_adapter(folder: str | os.PathLike[str]) -> Adapter:
     if not (place / CONFIG_FILE).is_file():
         inside = place / ADAPTER_FOLDER
         fix = f"--adapter {inside}" if (inside / CONFIG_FILE).is_file() else _TRAINING
-        raise TreeoptError(
-            Code.FILE_MISSING, f"there is no adapter {folder}", at=f"{place / CONFIG_FILE} is missing", fix=fix
-        )
+        at = f"{place / CONFIG_FILE} is missing"
+        raise TreeoptError(Code.FILE_MISSING, f"there is no adapter {folder}", at=at, fix=fix)
     for name in (NOTE_FILE, WEIGHTS_FILE):
         if not (place / name).is_file():
             what = f"{folder} is not an adapter of treeopt: {name} is missing"

@@ -64,12 +64,10 @@ def check_draft(base: Base, draft: Base) -> None:
     elif base.vocab_size != draft.vocab_size:
         fault = f"it has {draft.vocab_size} tokens, the base {base.vocab_size}, and one of them has no tokenizer"
     if fault:
-        raise TreeoptError(
-            Code.DRAFT_MISMATCH,
-            f"the draft model {draft.name} does not fit {base.name}: {fault}",
-            why="its token ids are verified as token ids of the base",
-            fix="--draft with a smaller model of the same family, or without --draft: --drafter ngram",
-        )
+        what = f"the draft model {draft.name} does not fit {base.name}: {fault}"
+        why = "its token ids are verified as token ids of the base"
+        fix = "--draft with a smaller model of the same family, or without --draft: --drafter ngram"
+        raise TreeoptError(Code.DRAFT_MISMATCH, what, why=why, fix=fix)
     passed.add(draft.model)
 
 

@@ -72,9 +72,8 @@ def _check_model(model: PreTrainedModel) -> None:
         raise TreeoptError(Code.MODEL_INVALID, what, fix="load it with transformers.AutoModelForCausalLM")
     if model.training:
         what = f"the model ({name}) is in training mode"
-        raise TreeoptError(
-            Code.MODEL_INVALID, what, why="dropout would change its outputs", fix="call model.eval() first"
-        )
+        why = "dropout would change its outputs"
+        raise TreeoptError(Code.MODEL_INVALID, what, why=why, fix="call model.eval() first")
 
 
 def _kind(given: Any) -> str:

@@ -182,9 +182,8 @@ def check_heads_writable(
     if found is not None:
         what = f"{place} has a base model, or another file that heads would replace: {found}"
         why = "heads and base model both have a config.json, so they need different folders"
-        raise TreeoptError(
-            Code.FILE_UNWRITABLE, what, at=str(place / found), why=why, fix="another folder for the heads"
-        )
+        fix = "another folder for the heads"
+        raise TreeoptError(Code.FILE_UNWRITABLE, what, at=str(place / found), why=why, fix=fix)
     for name in names:
         if (place / name).exists():
             check_writable(place / name, overwrite=overwrite)

@@ -102,9 +102,6 @@ def unreachable(name: str, error: Exception) -> TreeoptError:
     if hub_reachable():
         what, fix = f"{name} cannot be loaded from the hub", "check the name, or use a local path"
         return TreeoptError(Code.HUB_UNREACHABLE, what, why=first_line(error), fix=fix)
-    return TreeoptError(
-        Code.HUB_UNREACHABLE,
-        f"{name!r} is not a path here and not in the cache, and the hub cannot be reached",
-        why="offline mode is on, or the hub did not answer within 4 s",
-        fix="use a local path, or repeat with a connection",
-    )
+    what = f"{name!r} is not a path here and not in the cache, and the hub cannot be reached"
+    why = "offline mode is on, or the hub did not answer within 4 s"
+    return TreeoptError(Code.HUB_UNREACHABLE, what, why=why, fix="use a local path, or repeat with a connection")

@@ -92,13 +92,10 @@ def check_size(limits: Limits, levels: int, option: str) -> None:
     line = len("- {path: [], value: 1.23456e-100}\n") + deepest * len(f"{limits.top_k}, ")
     most = min(MAX_NODES, (MAX_BYTES - _HEADER_BYTES) // line)
     if nodes > most:
-        raise TreeoptError(
-            Code.FILE_UNWRITABLE,
-            f"a tree of {nodes:,} nodes is too large for a file",
-            at=f"{option} {limits.nodes}",
-            why=f"tree files have {MAX_BYTES:,} bytes at most: {most:,} nodes, {deepest} levels deep",
-            fix=f"{option} {most} or fewer",
-        )
+        what = f"a tree of {nodes:,} nodes is too large for a file"
+        why = f"tree files have {MAX_BYTES:,} bytes at most: {most:,} nodes, {deepest} levels deep"
+        fix = f"{option} {most} or fewer"
+        raise TreeoptError(Code.FILE_UNWRITABLE, what, at=f"{option} {limits.nodes}", why=why, fix=fix)
 
 
 def describe(fitter: Fitter, fit: MethodFit, *, engine: str = "") -> Tree:

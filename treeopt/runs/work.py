@@ -408,9 +408,8 @@ def other_settings(place: Path, begun: Mapping[str, Any], now: Mapping[str, Any]
     """E205, with the settings that differ."""
     what = f"{place} was started with other settings"
     at = "\n".join(differences(begun, now))
-    return TreeoptError(
-        Code.RESUME_INVALID, what, at=at, fix="give the same settings, or use --force instead of --resume"
-    )
+    fix = "give the same settings, or use --force instead of --resume"
+    return TreeoptError(Code.RESUME_INVALID, what, at=at, fix=fix)
 
 
 def damaged(place: Path, what: str, *, at: str = "", fix: str = "") -> TreeoptError:

@@ -79,12 +79,10 @@ def encode(
     elif messages is not None and prompt.turn > 1:
         ids = tokenizer(_whole_text("\n".join(message["content"] for message in messages)))["input_ids"]
     elif messages is not None and len(messages) > 1:
-        raise TreeoptError(
-            Code.PROMPTS_INVALID,
-            f"prompt {prompt.id} is a conversation, but no chat template is in use",
-            why="only a chat template makes one text of several messages",
-            fix="use a tokenizer with a chat template, or prompts with `instruction` or `text`",
-        )
+        what = f"prompt {prompt.id} is a conversation, but no chat template is in use"
+        why = "only a chat template makes one text of several messages"
+        fix = "use a tokenizer with a chat template, or prompts with `instruction` or `text`"
+        raise TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix=fix)
     else:
         text = prompt.text if messages is None else messages[0]["content"]
         ids = tokenizer(_whole_text(text))["input_ids"]

@@ -165,12 +165,10 @@ def _conversation(base: Base, messages: Sequence[Message], name: str, index: int
             before = render(messages[:i], add_generation_prompt=True)
             after = render(messages[: i + 1])
             if ids[: len(before)] != before or ids[: len(after)] != after:
-                raise TreeoptError(
-                    Code.PROMPTS_INVALID,
-                    f"row {index} of {name}: the chat template changes earlier turns when later ones follow",
-                    why="the answers must be parts of the token ids of the whole conversation",
-                    fix="split it into single turns, or write the file with treeopt distill, which stores token ids",
-                )
+                what = f"row {index} of {name}: the chat template changes earlier turns when later ones follow"
+                why = "the answers must be parts of the token ids of the whole conversation"
+                fix = "split it into single turns, or write the file with treeopt distill, which stores token ids"
+                raise TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix=fix)
             spans.append((len(before), len(before) + len(cut_at_end(ids[len(before) : len(after)], base.eos_ids))))
     return Example(_array(ids), tuple(spans))
 

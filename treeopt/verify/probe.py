@@ -124,12 +124,9 @@ def check_ready(base: Base) -> None:
         why = "dropout changes the result of every forward"
         raise TreeoptError(Code.NO_TREES, what, why=why, fix="call model.eval() first")
     if kind := soft_prompt(base.model):
-        raise TreeoptError(
-            Code.NO_TREES,
-            f"{base.name} has an adapter of peft's kind {kind}",
-            why="it puts virtual tokens before every text, and a tree is verified after token ids alone",
-            fix="decode with stock generate; adapters in the weights, such as LoRA, work",
-        )
+        why = "it puts virtual tokens before every text, and a tree is verified after token ids alone"
+        fix = "decode with stock generate; adapters in the weights, such as LoRA, work"
+        raise TreeoptError(Code.NO_TREES, f"{base.name} has an adapter of peft's kind {kind}", why=why, fix=fix)
 
 
 def soft_prompt(model: nn.Module) -> str:

@@ -39,12 +39,9 @@ class TreeForward:
     def __init__(self, base: Base, nodes: int, depth: int, *, compile: bool = False) -> None:
         attention = base.model.config._attn_implementation
         if attention not in _ATTENTION:
-            raise TreeoptError(
-                Code.NO_TREES,
-                f"the model was loaded with {attention} attention",
-                why="a tree needs attention that takes a mask of floats: eager or sdpa",
-                fix='from_pretrained(..., attn_implementation="sdpa")',
-            )
+            what = f"the model was loaded with {attention} attention"
+            why = "a tree needs attention that takes a mask of floats: eager or sdpa"
+            raise TreeoptError(Code.NO_TREES, what, why=why, fix='from_pretrained(..., attn_implementation="sdpa")')
         self.base = base
         self.verifier = compiled(base, nodes) if compile else base
         self.fixed = compile
@@ -115,9 +112,8 @@ def check_lengths(lengths: Sequence[int], max_new_tokens: int, base: Base, conte
             holder = "the context" if context == base.context else "the model with this tree"
             what = f"{length} prompt tokens and {max_new_tokens} new ones; {holder} holds {context}"
             where = f"prompt {row}" if len(lengths) > 1 else ""
-            raise TreeoptError(
-                Code.CONTEXT_FULL, what, at=where, fix="shorten the prompt, or generate fewer new tokens"
-            )
+            fix = "shorten the prompt, or generate fewer new tokens"
+            raise TreeoptError(Code.CONTEXT_FULL, what, at=where, fix=fix)
     switch = frequency_switch(base.model.config)
     if switch is not None:
         check_frequencies(switch, lengths, max_new_tokens)

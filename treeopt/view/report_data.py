@@ -373,10 +373,7 @@ def _check_headline(tree: str, plan: Plan, path: str, validation: ValidationResu
     other = validation.nodes not in (None, plan.nodes) if found is None else found != plan_id(plan)
     if other:
         sizes = f", of {validation.nodes} nodes, and {tree} has {plan.nodes}" if validation.nodes != plan.nodes else ""
-        raise TreeoptError(
-            Code.FILE_INVALID,
-            f"{path} is of another tree than {tree}{sizes}",
-            at=path,
-            why="the first validation is the headline of the report, beside the figures of its tree",
-            fix=f"give that of the tree first: treeopt validate --tree {tree} --json > validate.json",
-        )
+        what = f"{path} is of another tree than {tree}{sizes}"
+        why = "the first validation is the headline of the report, beside the figures of its tree"
+        fix = f"give that of the tree first: treeopt validate --tree {tree} --json > validate.json"
+        raise TreeoptError(Code.FILE_INVALID, what, at=path, why=why, fix=fix)
