@@ -25,9 +25,8 @@ class DraftedStep:
     def __post_init__(self) -> None:
         lengths = {len(self.tokens), len(self.texts), len(self.probabilities)}
         if lengths != {self.tree.nodes}:
-            raise ValueError(
-                f"tokens, texts and probabilities of {sorted(lengths)} nodes; the tree has {self.tree.nodes}"
-            )
+            what = f"tokens, texts and probabilities of {sorted(lengths)} nodes; the tree has {self.tree.nodes}"
+            raise ValueError(what)
         if self.accepted[:1] != (ROOT,) or any(
             not above < node < self.tree.nodes or self.tree.parents[node] != above or self.tokens[node] is None
             for above, node in zip(self.accepted, self.accepted[1:], strict=False)

@@ -45,9 +45,8 @@ _RESERVED = (HEADS, *LEARNED)
 
 def _check_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     if value in _RESERVED:
-        raise click.BadParameter(
-            f"a drafter file is needed (treeopt learn); a file of that name is ./{value}", ctx, param
-        )
+        what = f"a drafter file is needed (treeopt learn); a file of that name is ./{value}"
+        raise click.BadParameter(what, ctx, param)
     return value
 
 

@@ -201,9 +201,8 @@ def _prompt(given: str | None) -> str:
     text = given
     if given is None or given == _STDIN:
         if sys.stdin is None or (given is None and sys.stdin.isatty()):
-            raise click.UsageError(
-                "Missing argument 'PROMPT': give a text, or pipe one in; standard input is closed or a terminal."
-            )
+            what = "Missing argument 'PROMPT': give a text, or pipe one in; standard input is closed or a terminal."
+            raise click.UsageError(what)
         text = sys.stdin.buffer.read().decode(errors="replace").removesuffix("\n")
     if not text:
         raise TreeoptError(Code.PROMPTS_EMPTY, "the prompt is empty", fix='treeopt generate "Once upon a time" ...')

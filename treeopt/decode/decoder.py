@@ -371,7 +371,8 @@ def advance(decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozens
         rows.keep([row for row, i in enumerate(rows.indices) if left[i] > 0])
         if rows.indices:
             for i, tokens in zip(rows.indices, decoder.step(rows), strict=True):
-                emitted[i] = _cut(tokens, left[i], eos)
+                end = next((n for n, token in enumerate(tokens, start=1) if token in eos), len(tokens))
+                emitted[i] = tokens.cut(min(left[i], end))
                 left[i] = 0 if emitted[i][-1] in eos else left[i] - len(emitted[i])
         for i, tokens in emitted.items():
             texts[i] += tokens
@@ -379,11 +380,6 @@ def advance(decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozens
         rows.keep([row for row, i in enumerate(rows.indices) if left[i] > 0])
     if decoder.memory is not None:
         decoder.memory.add(*texts)
-
-
-def _cut(tokens: Step, left: int, eos: frozenset[int]) -> Step:
-    end = next((i + 1 for i, token in enumerate(tokens) if token in eos), len(tokens))
-    return tokens.cut(min(left, end))
 
 
 def _prompts(ids: Prompt | Sequence[Prompt], base: Base) -> tuple[list[Tensor], bool]:

@@ -79,7 +79,7 @@ def check_processors(processors: Iterable[Any], stateless: bool | Sequence[type]
             more = f"; stateless_processors=True, or [{name}], says that its result depends on the text alone"
             what = f"the logits processor {name} may depend on its earlier calls"
             why = "a tree also calls it with the paths of drafts that are rejected later"
-            raise TreeoptError(Code.GENERATE_UNSUPPORTED, what, why=why, fix=_FIX + ("" if of_transformers else more))
+            raise _unsupported(what, why=why, fix=_FIX + ("" if of_transformers else more))
 
 
 class Processed(Rule):
@@ -438,7 +438,7 @@ def _check_positions(positions: Tensor | None, lengths: Sequence[int], width: in
         raise _unsupported(what, why=why, fix="leave out position_ids")
 
 
-def _unsupported(what: str, *, why: str = "", fix: str = "leave out custom_generate for this call") -> TreeoptError:
+def _unsupported(what: str, *, why: str = "", fix: str = _FIX) -> TreeoptError:
     return TreeoptError(Code.GENERATE_UNSUPPORTED, what, why=why, fix=fix)
 
 

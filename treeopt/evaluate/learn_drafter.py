@@ -13,7 +13,7 @@ from treeopt.calibrate.pipeline import CalibrationOptions, calibrate, job_of
 from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.defaults import BLOCK, KINDS, LEARN_SIZES, ONE_NODE, STEP_SIZES
+from treeopt.defaults import BLOCK, KINDS, LEARN_SIZES, NONE, ONE_NODE, STEP_SIZES
 from treeopt.drafter import PLAN, Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.errors import check_choice, check_counts, counted, memory_as_error
@@ -36,7 +36,6 @@ from treeopt.texts.encode import Text
 from treeopt.texts.prompts import GivenPrompts, skipped_text
 from treeopt.tree import Tree
 
-NONE = "none"  # the kind of the tree of the root alone: plain decoding
 ALL_TEXTS = "all"  # beside categories
 _DEPTHS = (1, 2, 3, 4)  # of chains and static trees of a draft, beside trees of any depth: each level costs a forward
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40  # of timed steps, beside the first, which is not counted

@@ -30,6 +30,7 @@ from treeopt.models.block_module import BlockModule
 from treeopt.models.draft_module import DraftModule, draft_reads, kind_of, most_levels
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.variants import BEFORE_NORM, Draft, Variant, as_heads, variants_of
+from treeopt.optimize.per_step import binned_errors
 from treeopt.progress import Progress, silent
 from treeopt.texts.answers import text_states
 from treeopt.texts.encode import Text
@@ -172,7 +173,8 @@ def wired(base: Base, draft: Draft) -> Variant:
 
 def hits_of(base: Base, variant: Variant, texts: Sequence[Text], states: dict[int, list[Tensor]]) -> Hits:
     """The hits of a variant, from the states that were kept."""
-    draft, whole = variant.draft, _read(states, variant.reads)
+    read = zip(*(states[index] for index in variant.reads), strict=True)
+    draft, whole = variant.draft, [torch.cat(one, dim=-1) for one in read]
     if isinstance(draft, MedusaHeads):
         proposer: Proposer = HeadsProposer(base, draft)
     else:
@@ -191,16 +193,9 @@ def hits_of(base: Base, variant: Variant, texts: Sequence[Text], states: dict[in
     return Hits(variant.name, hits, positions)
 
 
-def _read(states: dict[int, list[Tensor]], reads: tuple[int, ...]) -> list[Tensor]:
-    return [torch.cat(one, dim=-1) for one in zip(*(states[index] for index in reads), strict=True)]
-
-
 @torch.inference_mode()
 def confidence_errors(base: Base, draft: Draft, texts: Sequence[Text]) -> list[float]:
-    """The expected calibration error of a confidence head at each level, in ten bins of equal width; empty without one.
-
-    The mean over positions of the difference, in a bin, between mean confidence and the share of right drafts.
-    """
+    """The expected calibration error of a confidence head at each level, as `binned_errors`; empty without one."""
     model = None if isinstance(draft, MedusaHeads) else draft.model
     if isinstance(draft, MedusaHeads) or not (isinstance(model, BlockModule) and model.wiring.confidence):
         return []
@@ -210,13 +205,7 @@ def confidence_errors(base: Base, draft: Draft, texts: Sequence[Text]) -> list[f
         assert isinstance(session, ConditionalSession)
         parts.append((session.odds(true)[1], session.trace(true)[0] == 0, true >= 0))
     odds, right, known = (np.concatenate(one) for one in zip(*parts, strict=True))
-    sure = 1 / (1 + np.exp(-odds))
-    errors = []
-    for level in range(sure.shape[1]):
-        chance, hit = sure[known[:, level], level], right[known[:, level], level]
-        bins = np.minimum((chance * 10).astype(int), 9)
-        apart = np.bincount(bins, weights=chance, minlength=10) - np.bincount(bins, weights=hit, minlength=10)
-        errors.append(float(np.abs(apart).sum() / max(1, len(chance))))
+    errors: list[float] = binned_errors(1 / (1 + np.exp(-odds)), right, known).tolist()
     return errors
 
 
@@ -270,9 +259,7 @@ def best_order(heads: MedusaHeads, texts: Sequence[Text], states: Sequence[Tenso
         own = whole[len(text.prompt) - 1 :][: len(text.answer)]
         for session, true in positions_of(proposer, [text], [own]):
             best = session.candidates(true, 1)[:, :, 0]
-            hits += np.array(
-                [[(best[:, head] == true[:, level]).sum() for level in range(count)] for head in range(count)]
-            )
+            hits += (best[:, :, None] == true[:, None, :count]).sum(0)
     order: list[int] = []
     for level in range(count):
         order.append(max((head for head in range(count) if head not in order), key=lambda head: int(hits[head, level])))

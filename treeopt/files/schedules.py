@@ -195,9 +195,8 @@ def as_plan_for(
     if tree is not None:
         return as_plan(tree), record
     if record is None:
-        raise ValueError(
-            "give a tree, or a drafter with the tree that it recommends (treeopt learn); heads alone are not enough"
-        )
+        what = "give a tree, or a drafter with the tree that it recommends (treeopt learn); heads alone are not enough"
+        raise ValueError(what)
     return plan_of(record, os.fspath(drafter) if isinstance(drafter, (str, os.PathLike)) else ""), record
 
 

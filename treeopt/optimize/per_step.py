@@ -271,17 +271,22 @@ def _expected_drafts(calibration: Calibration, sizes: Ints, depth: int, visited:
 
 
 def calibration_error(calibration: Calibration) -> Floats:
-    """float64 [H]: expected calibration error of the most likely guess of each level.
+    """float64 [H]: expected calibration error of the most likely guess of each level."""
+    assert calibration.steps is not None
+    confidence = calibration.steps.confidence.astype(np.float64)
+    return binned_errors(confidence, calibration.ranks == 0, calibration.ranks != NONE)
+
+
+def binned_errors(confidence: Floats, right: NDArray[np.bool_], known: NDArray[np.bool_]) -> Floats:
+    """float64 [L]: expected calibration error of guesses with these confidences [n, L], of those that are `known`.
 
     It is the mean over guesses of |estimated - correct| of their bins; a level without guesses has none.
     """
-    assert calibration.steps is not None
-    confidence, known = calibration.steps.confidence.astype(np.float64), calibration.ranks != NONE
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
 
     def by_bin(weights: NDArray[Any]) -> Floats:
         return np.stack([np.bincount(level, weight, BINS) for level, weight in zip(bins.T, weights.T, strict=True)])
 
-    gaps = np.abs(by_bin(np.where(known, confidence, 0.0)) - by_bin(calibration.ranks == 0))
+    gaps = np.abs(by_bin(np.where(known, confidence, 0.0)) - by_bin(right & known))
     error: Floats = gaps.sum(1) / np.maximum(known.sum(0), 1)
     return error

@@ -85,20 +85,14 @@ class EfficiencyFit:
 
 def check_fittable(source: Mapping[str, Any], file: str) -> None:
     """Raise E240 where a profile of this provenance cannot be fitted."""
-    dtype = source.get("dtype")
+    dtype, drafted = source.get("dtype"), source.get("drafter_name") in WITH_DRAFT
+    lacks = "the shape of the draft, whose forwards the steps contain, is not in it"
+    of = f"has the dtype {dtype}" if dtype else "has no dtype"
     for refused, fault, why in (
         (source.get("modelled"), "was modelled", "the model is fitted to measured steps"),
         (not source.get("model"), "names no model", "the model is fitted to measured steps of a known shape"),
-        (
-            source.get("drafter_name") in WITH_DRAFT,
-            "is of a draft model or module",
-            "the shape of the draft, whose forwards the steps contain, is not in it",
-        ),
-        (
-            dtype not in BYTES,
-            f"has the dtype {dtype}" if dtype else "has no dtype",
-            "FLOP/s and bytes follow from the dtype",
-        ),
+        (drafted, "is of a draft model or module", lacks),
+        (dtype not in BYTES, of, "FLOP/s and bytes follow from the dtype"),
     ):
         if refused:
             fix = "--fit: a file of treeopt profile, with heads or n-grams, in one of these dtypes: " + ", ".join(BYTES)

@@ -412,11 +412,11 @@ def other_settings(place: Path, begun: Mapping[str, Any], now: Mapping[str, Any]
     return TreeoptError(Code.RESUME_INVALID, what, at=at, fix=fix)
 
 
-def damaged(place: Path, what: str, *, at: str = "", fix: str = "") -> TreeoptError:
+def damaged(place: Path, what: str, *, fix: str = "") -> TreeoptError:
     """E205 for a file that an interrupted run cannot have left in this state."""
     why = "files that this run did not write are neither continued nor deleted"
     fix = fix or f"restore {place.name}, or start again with --force, which deletes the unfinished run"
-    return TreeoptError(Code.RESUME_INVALID, f"{place} {what}", at=at or str(place), why=why, fix=fix)
+    return TreeoptError(Code.RESUME_INVALID, f"{place} {what}", at=str(place), why=why, fix=fix)
 
 
 def damaged_part(fault: str) -> TreeoptError:

@@ -168,10 +168,14 @@ def next_turn(base: Base, text: Text, max_new_tokens: int, *, chat_template: boo
     return Skipped(prompt.id, len(ids), reason) if reason else Text(prompt.id, ids, [], prompt)
 
 
+def has_template(base: Base, chat_template: bool) -> bool:
+    """Whether requests go through a chat template, by an option."""
+    return chat_template and base.tokenizer is not None and base.tokenizer.chat_template is not None
+
+
 def joins_turns(base: Base, texts: Sequence[Text], *, chat_template: bool = True) -> bool:
     """Whether turns of the texts will be joined by newlines because there is no chat template."""
-    templated = chat_template and base.tokenizer is not None and base.tokenizer.chat_template is not None
-    return not templated and any(text.later for text in texts)
+    return not has_template(base, chat_template) and any(text.later for text in texts)
 
 
 def _misfit(base: Base, ids: Sequence[int], max_new_tokens: int) -> str:

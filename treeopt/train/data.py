@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.texts.answers import cut_at_end
-from treeopt.texts.encode import check_known, encode, render_chat
+from treeopt.texts.encode import check_known, encode, has_template, render_chat
 from treeopt.texts.prompts import ANSWERS, GIVEN, GivenRow, Message, as_prompt, given_rows, read_rows, row_id
 
 Span = tuple[int, int]  # from the first token of an answer to one past its last
@@ -123,7 +123,7 @@ def _example(base: Base, row: Any, prompt_id: str, name: str, index: int, chat_t
         as_prompt(row, prompt_id, name, index, answers=False)  # checks the messages
         if not any(message["role"] == "assistant" for message in messages):
             return _NO_ANSWER
-        if chat_template and base.tokenizer is not None and base.tokenizer.chat_template is not None:
+        if has_template(base, chat_template):
             return _conversation(base, messages, name, index)
     answered = isinstance(messages, list) or any(fields.get(field) for field in ANSWERS)
     prompt = as_prompt(fields, prompt_id, name, index, answers=answered)

@@ -32,7 +32,7 @@ from treeopt.progress import Progress, silent
 from treeopt.runs.work import Chunk, Work, chunk_name
 from treeopt.sampling import batch_seed
 from treeopt.texts.answers import AnswerOptions, continue_texts
-from treeopt.texts.encode import Text, check_known, encode, no_tokenizer, render_chat
+from treeopt.texts.encode import Text, check_known, encode, has_template, no_tokenizer, render_chat
 from treeopt.texts.prompts import GivenPrompts, Message, Prompt, PromptSet, Skipped, as_prompt_set
 
 _MARK = "treeopt-user-turn"  # a user turn in rendered chats: the text before it is the prompt for a user turn
@@ -190,11 +190,6 @@ class Writer:
             write = functools.partial(continue_texts, self.base, max_new_tokens=budget, temperature=temperature)
             done = in_parts(self.options.auto_batch, texts, write)
             yield from zip(fitting, (text.answer for text in done), strict=True)
-
-
-def has_template(base: Base, chat_template: bool) -> bool:
-    """Whether requests go through a chat template."""
-    return chat_template and base.tokenizer is not None and base.tokenizer.chat_template is not None
 
 
 _SELF = "self:{:08}"  # id of a conversation without a prompt
