@@ -43,43 +43,31 @@ if TYPE_CHECKING:
     from treeopt.optimize.build_job import BuildJob
     from treeopt.policy import TreePolicy
 
-
 _STATIC = ("values", "weights", "max_rank", "max_depth")
-
-
 _NODES_HELP = f"Budget, root counted, at most {MAX_NODES:,} ({STEP_SIZES[-1]} for dynamic); auto: the fastest size."
 _ESTIMATE_HELP = "Of the estimate of node values; without --{}, the Medusa tree is a candidate as well."
+_PATH_TOKENS_HELP = "Budget of leaves x (depth + 1) in place of --nodes, for models that verify paths as a batch."
+_KIND_HELP = "static: one tree for all steps; dynamic: a tree for each step, of the most likely nodes."
+_PROFILE_HELP = (
+    "Seconds per step, from `treeopt profile` or a CSV, for --nodes auto; one for each kind, or each drafter and "
+    "kind of --drafter auto."
+)
+_ENGINE_HELP = "Keep to the rules of an engine (treeopt show --for)."
 
 
 @command("build")
 @calibrations_option("Traces, from `treeopt calibrate`; several of one drafter are joined as by `treeopt merge`.")
 @click.option("--drafter", type=click.Choice([AUTO]), help="auto: the fastest drafter, kind and size of all.")
 @click.option("--nodes", type=NumberOrAuto(COUNT), default=64, help=_NODES_HELP)
-@click.option(
-    "--path-tokens",
-    type=click.IntRange(min=2),
-    help="Budget of leaves x (depth + 1) in place of --nodes, for models that verify paths as a batch.",
-)
-@click.option(
-    "--kind",
-    type=click.Choice(KINDS),
-    default=KINDS[0],
-    help="static: one tree for all steps; dynamic: a tree for each step, of the most likely nodes.",
-)
-@click.option(
-    "--profile",
-    multiple=True,
-    help="Seconds per step, from `treeopt profile` or a CSV, for --nodes auto; one for each kind, or each drafter and "
-    "kind of --drafter auto.",
-)
+@click.option("--path-tokens", type=click.IntRange(min=2), help=_PATH_TOKENS_HELP)
+@click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], help=_KIND_HELP)
+@click.option("--profile", multiple=True, help=_PROFILE_HELP)
 @numbers_option("--batch-size", "batch", default=["1"], help="Batch of the profile; several: a schedule of plans.")
 @numbers_option("--context", help="Context of the profile [default: its longest]; several: a schedule of plans.")
 @click.option("--values", type=click.Choice(VALUES), default=DEFAULT_VALUES, help=_ESTIMATE_HELP.format("weights"))
 @click.option("--weights", type=click.Choice(WEIGHTS), default=DEFAULT_WEIGHTS, help=_ESTIMATE_HELP.format("values"))
 @max_rank_option
-@click.option(
-    "--for", "engine", type=click.Choice(list(ENGINES)), help="Keep to the rules of an engine (treeopt show --for)."
-)
+@click.option("--for", "engine", type=click.Choice(list(ENGINES)), help=_ENGINE_HELP)
 @click.option("--max-depth", type=NOT_NEGATIVE, help="Longest path [default: the number of levels].")
 @temperature_option
 @force_option

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from treeopt.models.head_files import LoadedHeads
     from treeopt.texts.prompts import PromptSet
 
+_KIND = f"dynamic: trace per-step trees too [default: dynamic, but static with --drafter {HEADS}]."
+
 
 @command("calibrate")
 @model_options(dtype="auto")
@@ -57,11 +59,7 @@ if TYPE_CHECKING:
 )
 @draft_option()
 @learning_options
-@click.option(
-    "--kind",
-    type=click.Choice(KINDS),
-    help=f"dynamic: trace per-step trees too [default: dynamic, but static with --drafter {HEADS}].",
-)
+@click.option("--kind", type=click.Choice(KINDS), help=_KIND)
 @click.option("--temperature", type=Temperature(), default=0.0, help="0 is greedy.")
 @click.option("--seed", type=SEED, default=0, help="Seed of sampling.")
 @batch_option

@@ -46,6 +46,9 @@ _METHODS_HELP = (
     "heads+ngram ngram eagle2 ddtree and the kinds of --draft, model eagle mtp block, each also with +ngram; the first "
     "two are always run [default: all]."
 )
+_TEXTS_HELP = "Most prompts to compare on, spread evenly over those that are not learned."
+_LEARN_LIMIT_HELP = "Most prompts to learn from, spread evenly over the others."
+_LEARN_TOKENS_HELP = "Tokens to sample for each n-gram table; auto: until more text does not pay."
 
 
 @command("compare")
@@ -55,23 +58,10 @@ _METHODS_HELP = (
 @click.option("--prompts-learn", help="Prompts to learn from [default: the first half of each category of --prompts].")
 @click.option("--methods", help=_METHODS_HELP)
 @click.option("--nodes", type=click.IntRange(2, STEP_SIZES[-1]), default=16, help="Size of every tree.")
-@click.option(
-    "--test-limit",
-    "texts",
-    type=COUNT,
-    default=8,
-    help="Most prompts to compare on, spread evenly over those that are not learned.",
-)
+@click.option("--test-limit", "texts", type=COUNT, default=8, help=_TEXTS_HELP)
 @click.option("--repeats", type=COUNT, default=3, help="Runs of each text.")
-@click.option(
-    "--learn-limit", type=COUNT, default=16, help="Most prompts to learn from, spread evenly over the others."
-)
-@click.option(
-    "--learn-tokens",
-    type=NumberOrAuto(NOT_NEGATIVE),
-    default=10_000,
-    help="Tokens to sample for each n-gram table; auto: until more text does not pay.",
-)
+@click.option("--learn-limit", type=COUNT, default=16, help=_LEARN_LIMIT_HELP)
+@click.option("--learn-tokens", type=NumberOrAuto(NOT_NEGATIVE), default=10_000, help=_LEARN_TOKENS_HELP)
 @click.option("--seed", type=SEED, default=0, help="Seed of sampling.")
 @click.option("--batch-size", type=COUNT, default=16, help="Prompts decoded together while learning.")
 @memory_option

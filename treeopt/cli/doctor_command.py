@@ -266,13 +266,6 @@ def check_decoding() -> Iterator[Check]:
 
 
 CHECKS = (
-    check_versions,
-    check_device,
-    check_threads,
-    check_memory,
-    check_hub,
-    check_cache,
-    check_compiler,
-    check_programs,
-    check_decoding,
+    *(check_versions, check_device, check_threads, check_memory),
+    *(check_hub, check_cache, check_compiler, check_programs, check_decoding),
 )

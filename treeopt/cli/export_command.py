@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _WITH_DRAFT = ("vllm", "hydra")  # engines with limits that depend on the drafter's config
 _SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
+_MEASURED = "Settings: acceptance that the engine measured (JSON, metrics, log); with --calibration both are compared."
+_SYNTHETIC = "Settings: acceptance rates in place of drafts, to time the engine."
+_DRAFT = "Folder of the drafter that is served (of mtp the base's), for limits by its config: vllm, hydra."
 
 
 @command("export")
@@ -35,16 +38,9 @@ _SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
 @click.option("--chain-length", type=COUNT, help="Settings: drafts of the chain [default: the fastest].")
 @click.option("--nodes", type=click.IntRange(min=2), help="Settings: size of the dynamic tree, root counted.")
 @click.option("--method", help="Settings: the engine's name of its drafter [default: that of the calibration].")
-@click.option(
-    "--measured",
-    help="Settings: acceptance that the engine measured (JSON, metrics, log); with --calibration both are compared.",
-)
-@click.option(
-    "--synthetic", is_flag=True, default=None, help="Settings: acceptance rates in place of drafts, to time the engine."
-)
-@click.option(
-    "--draft", help="Folder of the drafter that is served (of mtp the base's), for limits by its config: vllm, hydra."
-)
+@click.option("--measured", help=_MEASURED)
+@click.option("--synthetic", is_flag=True, default=None, help=_SYNTHETIC)
+@click.option("--draft", help=_DRAFT)
 @click.option("-o", "--output", help="A file [default: standard output]; sequoia: .pt or .json.")
 @force_option
 def run(console: Console, tree: str | None, engine: str, output: str | None, force: bool, **options: Any) -> None:

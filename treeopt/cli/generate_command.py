@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _SHADES = ("black on bright_cyan", "black on bright_yellow")
 _STDIN = "-"
 _RULES = (GREEDY, SAMPLE, TYPICAL, REJECTION)
+_NODES = "For rejection: the root and the chain [default: 5]."
 
 
 @command("generate")
@@ -52,9 +53,7 @@ _RULES = (GREEDY, SAMPLE, TYPICAL, REJECTION)
 @click.option("--memory", "memory_file", help="File of earlier texts; this one is added. A missing file is made.")
 @compile_option
 @acceptance_options(rules=_RULES, what="rejection: speculative sampling, of a chain that is drawn from --draft.")
-@click.option(
-    "--nodes", type=click.IntRange(2, MAX_DEPTH + 1), help="For rejection: the root and the chain [default: 5]."
-)
+@click.option("--nodes", type=click.IntRange(2, MAX_DEPTH + 1), help=_NODES)
 def run(console: Console, prompt: str | None, **options: Any) -> None:
     """Continue PROMPT with a tree; `-`, or no PROMPT and a pipe, reads it from standard input.
 

@@ -42,15 +42,12 @@ def show(console: Console, heads: str) -> None:
     console.result(described)
 
 
+_TO = "The layout; docs/develop/formats.md lists its readers."
+
+
 @command("convert")
 @click.argument("heads")
-@click.option(
-    "--for",
-    "to",
-    type=click.Choice(list(HEAD_READERS)),
-    required=True,
-    help="The layout; docs/develop/formats.md lists its readers.",
-)
+@click.option("--for", "to", type=click.Choice(list(HEAD_READERS)), required=True, help=_TO)
 @click.option("--model", help="Base model: folder or hub name [default: the one in the heads' config].")
 @click.option("--with-lm-heads", is_flag=True, help="Write the base's LM head for each head, where they share it.")
 @force_option
@@ -70,14 +67,8 @@ def convert(console: Console, heads: str, output: str, force: bool, **options: A
     for note in loaded.notes:
         console.warn(f"warning: {note}")
     with storing(console.configuration):
-        found = convert_heads(
-            loaded.heads,
-            to,
-            output,
-            base=options["model"] or loaded.base,
-            with_lm_heads=options["with_lm_heads"],
-            overwrite=force,
-        )
+        base, more = options["model"] or loaded.base, {"with_lm_heads": options["with_lm_heads"], "overwrite": force}
+        found = convert_heads(loaded.heads, to, output, base=base, **more)
     if len(found.files) == 1:  # a layout without a config
         write_note(found.files[0], console.configuration)
     for file in found.files:

@@ -38,25 +38,20 @@ if TYPE_CHECKING:
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
 
+_DRAFTER = f"{', '.join(LEARNED)} [default: {HEADS_NGRAM}; {MODEL} with --draft, {NGRAM} with --model alone]."
+_NODES = f"Size to time, repeatable [default: {' '.join(map(str, LEARN_SIZES))}]."
+
 
 @command("learn")
 @model_options(dtype="auto", several=True)
 @prompt_options()
-@click.option(
-    "--drafter",
-    help=f"{', '.join(LEARNED)} [default: {HEADS_NGRAM}; {MODEL} with --draft, {NGRAM} with --model alone].",
-)
+@click.option("--drafter", help=_DRAFTER)
 @draft_option(default="none")
 @learning_options
 @click.option("--temperature", type=Temperature(min_open=True), default=0.7, help="Of sampling.")
 @click.option("--seed", type=SEED, default=0, help="Seed of sampling.")
 @batch_option
-@click.option(
-    "--nodes",
-    type=click.IntRange(2, STEP_SIZES[-1]),
-    multiple=True,
-    help=f"Size to time, repeatable [default: {' '.join(map(str, LEARN_SIZES))}].",
-)
+@click.option("--nodes", type=click.IntRange(2, STEP_SIZES[-1]), multiple=True, help=_NODES)
 @compile_option
 @work_options
 @click.option("-o", "--output", default=DRAFTER_FILE, help="File to write.")

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from treeopt.plan.fit import EfficiencyFit
     from treeopt.plan.planner import Acceptance, SpeedPlan
 
-
 _POWERS = ",".join(str(1 << power) for power in range(10))
 _MODEL = "Folder with a config.json, that file, a hub name, or a known name such as llama-7b."
+_ATTENTION = "eager moves the scores through memory, as in the paper; flash does not."
 
 
 @command("plan")
@@ -37,12 +37,7 @@ _MODEL = "Folder with a config.json, that file, a hub name, or a known name such
 @click.option("--device-spec", help="Other devices: flops=312e12,bandwidth=1935e9[,memory=80e9], per second and bytes.")
 @click.option("--dtype", type=click.Choice(list(BYTES)), default="bfloat16", help="Dtype of the weights.")
 @click.option("--kv-dtype", type=click.Choice(list(BYTES)), help="Of the KV cache [default: that of activations].")
-@click.option(
-    "--attention",
-    type=click.Choice(ATTENTIONS),
-    default=ATTENTIONS[0],
-    help="eager moves the scores through memory, as in the paper; flash does not.",
-)
+@click.option("--attention", type=click.Choice(ATTENTIONS), default=ATTENTIONS[0], help=_ATTENTION)
 @numbers_option("--nodes", default=[_POWERS], help="Sizes, root counted; 1 is always included.")
 @numbers_option("--batch-size", "batch", default=["1"], help="Texts decoded together.")
 @numbers_option("--context", default=["1024"], help="Tokens in the KV cache of each text.")

@@ -30,22 +30,18 @@ if TYPE_CHECKING:
     from treeopt.drafter import Drafter
     from treeopt.latency import LatencyProfile
 
+_SIZES = "Nodes, root counted; 1 is always included."
+_KIND = "static: one tree for all steps; dynamic: a tree for each step (for `build --kind dynamic`); chain: chains."
+
 
 @command("profile")
 @model_options(dtype="auto")
-@numbers_option(
-    "--sizes", default=[",".join(map(str, PROFILE_NODES))], help="Nodes, root counted; 1 is always included."
-)
+@numbers_option("--sizes", default=[",".join(map(str, PROFILE_NODES))], help=_SIZES)
 @numbers_option("--context", help=f"Tokens in the KV cache [default: {PROFILE_CONTEXT}, or as many as fit].")
 @numbers_option("--batch-size", "batch", default=["1"], help="Texts decoded together.")
 @drafter_file_option("Time the trees of this drafter file [default: the guesses of the heads].")
 @draft_option()
-@click.option(
-    "--kind",
-    type=click.Choice(PROFILE_KINDS),
-    default=PROFILE_KINDS[0],
-    help="static: one tree for all steps; dynamic: a tree for each step (for `build --kind dynamic`); chain: chains.",
-)
+@click.option("--kind", type=click.Choice(PROFILE_KINDS), default=PROFILE_KINDS[0], help=_KIND)
 @click.option("--repeats", type=COUNT, default=PROFILE_REPEATS, help="Rounds over all sizes; the faster half counts.")
 @compile_option
 @force_option

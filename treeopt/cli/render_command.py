@@ -26,6 +26,10 @@ _OF_EXAMPLE = (
 )
 _MARKED = ("svg", "dot", "gv")  # only these hold the mark; files of other formats are replaced with --force alone
 _OUTPUT = "an .svg or .dot file; .png, .pdf, ... need graphviz [default: TREE.svg]"
+_LABEL = (
+    "Label of nodes; probability: the values of the tree, with --example those of the base model "
+    "[default: rank; with --example token]."
+)
 
 
 @command("render")
@@ -33,12 +37,7 @@ _OUTPUT = "an .svg or .dot file; .png, .pdf, ... need graphviz [default: TREE.sv
 @click.option("-o", "--output", help=_OUTPUT)
 @force_option
 @click.option("--title", default="", show_default=False, help="Heading of the picture.")
-@click.option(
-    "--label",
-    type=click.Choice(LABELS),
-    help="Label of nodes; probability: the values of the tree, with --example those of the base model "
-    "[default: rank; with --example token].",
-)
+@click.option("--label", type=click.Choice(LABELS), help=_LABEL)
 @click.option("--theme", type=click.Choice(THEMES), default="auto", help="auto: that of the reader's system.")
 @click.option("--example", metavar="PROMPT", help="Decode PROMPT and draw one step: its tokens, accepted ones in red.")
 @click.option("--step", type=click.IntRange(min=1), default=1, help="Which step of --example.")

@@ -13,14 +13,14 @@ from treeopt.defaults import MAX_NODES
 from treeopt.files.outputs import REPORT, write_marked
 from treeopt.progress import late
 
+_VALIDATION = "Result of `treeopt validate --json`; repeatable, the first is the headline."
+
 
 @command("report")
 @click.option("--calibration", "calibrations", multiple=True, help="Traces, from `treeopt calibrate`; repeatable.")
 @click.option("--tree", help="A tree or policy: a file, or a name from `treeopt list`.")
 @click.option("--profile", help="Seconds per step, by `treeopt profile`: adds overhead and speedup by nodes.")
-@click.option(
-    "--validation", multiple=True, help="Result of `treeopt validate --json`; repeatable, the first is the headline."
-)
+@click.option("--validation", multiple=True, help=_VALIDATION)
 @click.option("--comparison", help="Result of `treeopt compare --json`.")
 @click.option("--decoding", help="Result of `treeopt generate --json`: a text as it was decoded.")
 @click.option("--title", default="", show_default=False, help="Heading of the page.")

@@ -92,13 +92,8 @@ def bar(name: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
 
-    columns = (
-        TextColumn(name),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
+    noted = TextColumn("{task.fields[note]}")
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), noted)
     with RichProgress(*columns, console=RichConsole(stderr=True), transient=True) as shown:
         task = shown.add_task(name, total=None, note="")
 
