@@ -53,21 +53,26 @@ _OLD_FIELDS = 6  # of a level that drafters of before the cache have
 
 @dataclass(frozen=True)
 class Level:
-    """The fitted numbers of one level; see the module docstring."""
+    """The fitted numbers of one level; see the module docstring.
 
-    head: float = 1.0  # weights of the three logarithms
+    Args:
+        head, prior, ngram: weights of the three logarithms.
+        prompt_lookup: `MAX_MATCH` weights, of matches of 1, 2, .. tokens; the last also that of longer matches.
+        other_logit: score of all tokens together that are not candidates.
+        calibration_map: pairs of log-odds, estimated and observed, both ascending; linear between pairs, constant
+            beyond them. Empty: estimates are not changed.
+        cache: weights of the cache of the text so far, by the longest length of `CACHE_LENGTHS` that was found.
+        confidence: of a draft with a confidence head a, b, c: its likeliest token's log-odds are a + b times its own
+            and c times those of that head. Empty: that head is not read.
+    """
+
+    head: float = 1.0
     prior: float = 0.0
     ngram: float = 0.0
-    # `MAX_MATCH` weights, of matches of 1, 2, .. tokens; the last also that of longer matches
     prompt_lookup: tuple[float, ...] = (0.0,) * MAX_MATCH
-    other_logit: float = NO_CHANCE  # score of all tokens together that are not candidates
-    # pairs of log-odds, estimated and observed, both ascending; linear between pairs, constant beyond them. Empty:
-    # estimates are not changed
+    other_logit: float = NO_CHANCE
     calibration_map: tuple[tuple[float, float], ...] = ()
-    # weights of the cache of the text so far, by the longest length of `CACHE_LENGTHS` that was found
     cache: tuple[float, ...] = (0.0,) * len(CACHE_LENGTHS)
-    # of a draft with a confidence head a, b, c: its likeliest token's log-odds are a + b times its own and c times
-    # those of that head. Empty: that head is not read
     confidence: tuple[float, ...] = ()
 
     def fault(self) -> str:

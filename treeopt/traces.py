@@ -36,17 +36,24 @@ class ArrayRows:
 
 @dataclass(frozen=True, eq=False)
 class StepTraces(ArrayRows):
-    """Traces of per-step trees: one row for each position, as in `Calibration`."""
+    """Traces of per-step trees: one row for each position, as in `Calibration`.
 
-    # uint8 [P, H]; `node_rank[i, h-1]` is the index of the true path of h drafts among the nodes of step i's tree,
-    # sorted by probability; the root has 0. `MISS` for larger indices than the traced ones, `NONE` past the text's end
+    Args:
+        node_rank: uint8 [P, H]; `node_rank[i, h-1]` is the index of the true path of h drafts among the nodes of
+            step i's tree, sorted by probability; the root has 0. `MISS` for larger indices than the traced ones,
+            `NONE` past the end of the text.
+        expected_tokens: float32 [P, len(STEP_SIZES)], estimated tokens of a step whose tree has that many nodes.
+        confidence: float16 [P, H], estimated probability of the token of rank 0.
+        path_accepted: int8 [P, len(STEP_SIZES)], accepted drafts of a step whose tree has at most that many path
+            tokens, leaves * (depth + 1). None where the base verifies trees by a mask, as `path_expected`.
+        path_expected: float32 [P, len(STEP_SIZES)], estimated tokens of that step.
+    """
+
     node_rank: Ranks
-    expected_tokens: NDArray[np.float32]  # [P, len(STEP_SIZES)], estimated tokens of a step with a tree of that size
-    confidence: NDArray[np.float16]  # [P, H], estimated probability of the token of rank 0
-    # [P, len(STEP_SIZES)], accepted drafts of a step whose tree has at most that many path tokens, leaves * (depth
-    # + 1). None where the base verifies trees by a mask, as `path_expected`
+    expected_tokens: NDArray[np.float32]
+    confidence: NDArray[np.float16]
     path_accepted: NDArray[np.int8] | None = None
-    path_expected: NDArray[np.float32] | None = None  # [P, len(STEP_SIZES)], estimated tokens of that step
+    path_expected: NDArray[np.float32] | None = None
 
     def fault(self, ranks: Ranks) -> str:
         """What makes this no trace beside these ranks; empty where nothing does."""
@@ -83,13 +90,15 @@ class TargetTraces(ArrayRows):
 
     With them the tokens of a step under sampling are a sum of probabilities, with the same mean as the count of
     accepted drafts and a smaller variance (`treeopt.optimize.replay`).
+
+    Args:
+        probability: float16 [P, H, R]; `probability[i, h-1, r]` is the target's probability, after g[i+h-1], of the
+            candidate of rank r at level h; 0 where there is no such candidate, and past the end of the text.
+        places: uint8 [P, H, R], the index of that candidate among the nodes of step i's tree, as
+            `StepTraces.node_rank`; `MISS` where it is none of the traced ones. None without traces of per-step trees.
     """
 
-    # [P, H, R]; `probability[i, h-1, r]` is the target's probability, after g[i+h-1], of the candidate of rank r at
-    # level h; 0 where there is no such candidate, and past the end of the text
     probability: NDArray[np.float16]
-    # uint8 [P, H, R], the index of that candidate among the nodes of step i's tree, as `StepTraces.node_rank`; `MISS`
-    # where it is none of the traced ones. None without traces of per-step trees
     places: Ranks | None = None
 
     @property

@@ -111,18 +111,29 @@ class Figures:
 
 @dataclass(frozen=True)
 class Row:
-    """One method."""
+    """One method.
 
-    method: str  # its name, different in each row
-    nodes: int | None  # the most tokens that it verifies in a step; None where it was left out before its tree
-    figures: Figures | None = None  # of all texts; None where the method cannot run
-    same: int = 0  # texts that are, token for token in every repeat, those of stock greedy `generate`
-    by_category: Mapping[str, Figures] = field(default_factory=dict)  # by the categories of the prompt file
-    by_turn: Mapping[int, Figures] = field(default_factory=dict)  # by the turns of dialogues, from 1
-    left_out: str = ""  # why the method cannot run; empty where it ran
-    exact: bool = True  # whether the model is in float32. In half precision texts may differ at near ties
-    # in half precision, for each text that differs, the difference of the logits of the two tokens at its first
-    # difference, by one forward over the text before it
+    Args:
+        method: its name, different in each row.
+        nodes: the largest number of tokens that it verifies in a step; None where it was left out before its tree.
+        figures: of all texts; None where the method cannot run.
+        same: number of texts that are, token for token in every repeat, those of stock greedy `generate`.
+        by_category: by the categories of the prompt file.
+        by_turn: by the turns of dialogues, from 1.
+        left_out: why the method cannot run; empty where it ran.
+        exact: whether the model is in float32. In half precision texts may differ at near ties.
+        gaps: in half precision, for each text that differs, the difference of the logits of the two tokens at its first
+            difference, by one forward over the text before it.
+    """
+
+    method: str
+    nodes: int | None
+    figures: Figures | None = None
+    same: int = 0
+    by_category: Mapping[str, Figures] = field(default_factory=dict)
+    by_turn: Mapping[int, Figures] = field(default_factory=dict)
+    left_out: str = ""
+    exact: bool = True
     gaps: Sequence[float] = ()
 
     @property
@@ -133,15 +144,25 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `compare`."""
+    """The result of `compare`.
 
-    rows: tuple[Row, ...]  # one a method and size, in the order of `METHODS`
-    texts: tuple[Text, ...]  # prompts of all judged turns, with the answers of stock generate
-    learned: int  # number of prompts that were learned from
-    dropped: int  # number of prompts that were not judged because an equal one was learned
-    skipped: tuple[Skipped, ...]  # prompts and later turns that do not fit into the context
-    repeats: int  # runs of each text by each method
-    made_by: dict[str, str]  # versions, device, threads, dtype, attention, whether forwards over trees were compiled
+    Args:
+        rows: one a method and size, in the order of `METHODS`.
+        texts: prompts of all judged turns, with the answers of stock generate.
+        learned: number of prompts that were learned from.
+        dropped: number of prompts that were not judged because an equal one was learned.
+        skipped: prompts and later turns that do not fit into the context.
+        repeats: runs of each text by each method.
+        made_by: versions, device, threads, dtype, attention, and whether forwards over trees were compiled.
+    """
+
+    rows: tuple[Row, ...]
+    texts: tuple[Text, ...]
+    learned: int
+    dropped: int
+    skipped: tuple[Skipped, ...]
+    repeats: int
+    made_by: dict[str, str]
 
     @property
     def setting(self) -> str:

@@ -78,15 +78,22 @@ _DOUBLINGS = 4  # a walk advances 2 ** _DOUBLINGS steps at a time
 
 @dataclass(frozen=True)
 class Replay:
-    """The steps of a tree on traces of P positions in S sequences."""
+    """The steps of a tree on traces of P positions in S sequences.
 
-    accepted: NDArray[np.int8]  # [P], drafts that a step accepts if it begins at this position
-    visited: NDArray[np.bool_]  # [P], whether a step begins at this position
-    offsets: NDArray[np.int64]  # [S+1], as in the calibration
-    depth: int  # D of the tree
-    # [P], the drafts that the target's probabilities expect to be accepted at each visited position, 0 at the others;
-    # None where the texts were not sampled. With it, `tokens_per_step` is the mean of 1 + `expected_drafts` over the
-    # steps, which has the mean of the count and a smaller variance
+    Args:
+        accepted: int8 [P], drafts that a step accepts if it begins at this position.
+        visited: bool [P], whether a step begins at this position.
+        offsets: int64 [S+1], as in the calibration.
+        depth: D of the tree.
+        expected_drafts: float64 [P], the drafts that the target's probabilities expect to be accepted at each visited
+            position, 0 at the others; None where the texts were not sampled. With it, `tokens_per_step` is the mean of
+            1 + `expected_drafts` over the steps, which has the mean of the count and a smaller variance.
+    """
+
+    accepted: NDArray[np.int8]
+    visited: NDArray[np.bool_]
+    offsets: NDArray[np.int64]
+    depth: int
     expected_drafts: NDArray[np.float64] | None = None
 
     @property
