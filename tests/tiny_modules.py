@@ -24,6 +24,7 @@ _FAR = 512  # positions
 BLOCKS: dict[str, dict[str, Any]] = {  # what their wirings have beside those of DFlash
     BLOCK: {},
     "causal": {"causal": True},
+    "sliding": {"causal_kinds": ("sliding_attention",)},
     "dspark": {"from_root": True, "markov_rank": 4, "markov": "gated", "confidence": True, "confidence_of_token": True},
     "dspark-rnn": {"from_root": True, "markov_rank": 4, "markov": "rnn"},
     "domino": {"domino": (6, 5, 1)},
@@ -44,19 +45,22 @@ def tiny_module(
     made: Any = DraftModule
     wiring: Any
     if kind in BLOCKS:
-        sizes = {
+        sizes: dict[str, Any] = {
             "num_attention_heads": 2,
             "num_key_value_heads": 1,
             "head_dim": 8,
             "max_position_embeddings": positions,
         }
+        if kind == "sliding":
+            kinds = ["sliding_attention", "full_attention"]
+            sizes |= {"use_sliding_window": True, "sliding_window": 6, "layer_types": kinds}
         config = Qwen3Config(hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, **sizes)
         reads, mask = (1, layers), base.vocab_size - 1
         wiring = BlockWiring("DFlash", reads, width, 5, mask, vocabulary=vocabulary, **BLOCKS[kind])
         made = BlockModule
     elif kind.startswith(MTP):
         layout = mtp_layout({"fc.weight": "mtp.fc.weight"}, base.model.config, width)
-        config, wiring = layout.config, layout.wiring
+        config, wiring = layout.config, dataclasses.replace(layout.wiring, vocabulary=vocabulary)
     else:
         config = LlamaConfig(
             hidden_size=width,

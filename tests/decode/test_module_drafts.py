@@ -47,6 +47,7 @@ from treeopt.tree import Tree
 NEW = 18
 VOCAB = 13  # so that two random models often agree
 DEPTH = 4
+OWN_HEADS = {"eagle3": 8, "mtp3": VOCAB}  # tokens
 KINDS = ("eagle3", "eagle1", "mtp", "mtp3", "peagle", *BLOCKS)
 
 
@@ -100,6 +101,7 @@ def check_plans(base: Base, draft: Base, seed: int, *, ngram: bool, new: int = N
         ("mtp", "qwen3-mixed", False),
         ("mtp3", "llama", True),
         ("block", "gemma2", True),
+        ("sliding", "llama", False),
         ("dspark", "llama", True),
         ("dspark-rnn", "gemma2", False),
         ("dflash2", "llama", True),
@@ -110,7 +112,7 @@ def test_attention(case: tuple[str, str, bool]) -> None:
     """On models that verify trees with a mask."""
     kind, name, ngram = case
     base = tiny_base(name, 1, vocab_size=VOCAB)
-    check_plans(base, tiny_module(base, kind, 2, vocabulary=8 * (kind == "eagle3")), len(name), ngram=ngram)
+    check_plans(base, tiny_module(base, kind, 2, vocabulary=OWN_HEADS.get(kind, 0)), len(name), ngram=ngram)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,8 @@ CASES: dict[str, tuple[Kind, dict[str, Any]]] = {
     "eagle3, norms of Qwen": ("eagle3", {**SPECFORGE, "model_type": "qwen3"}),
     "eagle3, biases of Qwen": ("eagle3", {**SPECFORGE, "qkv_bias": True}),
     "eagle3, the base's config": ("eagle3", SPECFORGE),
+    "eagle3, rope of images": ("eagle3", SPECFORGE),
+    "eagle3, settings of SGLang": ("eagle3", {**SPECFORGE, "norm_before_residual": True}),
     "eagle3.1, one norm": ("eagle3", {**SPECFORGE, "norm_before_fc": True, "norm_output": True}),
     "eagle3.1": ("eagle3", {**SPECFORGE, "fc_norm": True, "norm_output": True}),
     "eagle1 of speculators": ("eagle1-speculators", {**EAGLE1, "fusion_bias": False, "layernorms": False}),
@@ -74,16 +76,19 @@ CASES: dict[str, tuple[Kind, dict[str, Any]]] = {
 }
 
 
-# Further keys of a config.json that change nothing, such as those of the base's, whose class the module does not have.
-UNUSED: dict[str, dict[str, Any]] = {
+# Keys of a config.json that say the same, such as those of the base's, whose class the module does not have.
+WRITTEN: dict[str, dict[str, Any]] = {
     "eagle3, the base's config": {
         "model_type": "phi3",
         "sliding_window": 3,
         "partial_rotary_factor": 0.5,
         "attention_bias": True,
-        "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]},
+        "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2], "rope_theta": 5000.0},
+        "rope_parameters": None,
         "eagle_config": {IDS: []},
     },
+    "eagle3, settings of SGLang": {"norm_before_residual": None, "eagle_config": {"norm_before_residual": True}},
+    "eagle3, rope of images": {"rope_parameters": {"rope_type": "mrope", "rope_theta": 5000.0}},
 }
 
 
@@ -146,7 +151,8 @@ def test_eagle_is_its_naive_forward(name: str, base: Base, tmp_path: Path) -> No
     kind, config = CASES[name]
     state = random_state(kind, config, LAYERS, seed=3)
     save_file(state, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(config | UNUSED.get(name, {})))
+    written = {key: value for key, value in (config | WRITTEN.get(name, {})).items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(written))
     draft = load_draft(str(tmp_path), base)
     naive = NaiveModule(config, state, base.model.get_input_embeddings().weight, base.lm_head.weight, LAYERS, kind)
     assert draft.model.wiring.reads == read_states(config, LAYERS)

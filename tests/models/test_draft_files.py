@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +15,11 @@ from mtp_checkpoints import write
 from naive_modules import random_state
 from safetensors.torch import load_file, save_file
 from tiny import tiny_base
+from tiny_modules import tiny_module
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
-from treeopt.models.draft_files import kind_in_files, load_draft
+from treeopt.models.draft_files import beside, kind_in_files, load_draft
 from treeopt.models.given import as_draft
 
 VOCAB, WIDTH, LAYERS = 40, 16, 2
@@ -94,6 +96,18 @@ def test_a_first_head_with_an_lm_head(base: Base, tmp_path: Path) -> None:
     draft = load_draft(str(tmp_path), base)
     states = torch.randn(3, WIDTH)
     assert torch.equal(draft.model.head(states), states @ state["lm_head.weight"].T)
+
+
+@torch.inference_mode()
+def test_layers_in_another_precision() -> None:
+    """Each of several MTP layers has the LM head of the base that it is put beside."""
+    base = tiny_base("llama", 1, vocab_size=VOCAB)
+    draft, half = tiny_module(base, "mtp3"), base.in_dtype("bfloat16")
+    model: Any = beside(half, copy.deepcopy(draft.model), "half").model
+    for level in range(3):
+        hidden = torch.randn(1, 1, model.state_width, dtype=torch.bfloat16)
+        given = {"level": level, "use_cache": False, "position_ids": torch.tensor([[5]])}
+        assert model(torch.tensor([[3]]), hidden, **given).logits.dtype == torch.bfloat16
 
 
 def test_a_head_of_other_weights_is_warned_of(base: Base, tmp_path: Path) -> None:

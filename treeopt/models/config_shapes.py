@@ -39,6 +39,7 @@ def config_shape(file: Path, name: str) -> ModelShape:
         what = f"{file} is not a config.json of transformers: it has no model_type"
         raise TreeoptError(Code.FILE_INVALID, what, at=f"{file}:1:1", why="model_type names the architecture")
     kind = content.pop("model_type")
+    kind = "qwen2" if kind == "mimo" else kind  # as `check_size` reads it
     left_out = ("quantization_config", "auto_map", "torch_dtype", "dtype")
     try:
         _check_sizes(content)

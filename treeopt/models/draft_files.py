@@ -58,11 +58,11 @@ def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "aut
     if name == MTP and here(name) is None:
         return _load_mtp(base)
     folder = find_base(name)
-    config = {**read_config(folder / "config.json"), **read_config(folder / "peagle_config.json")}  # SpecForge's
+    config = _config_in(folder)
     _check_kind(name, other_kind([], config))
     if _may_be_module(config):
         folder = find_weights(name, folder)
-        loaders = _plainly(tensor_loaders(_weights(folder, name), lambda _, keys: keys))
+        loaders = _unwrapped(tensor_loaders(_weights(folder, name), lambda _, keys: keys))
         _check_kind(name, other_kind(loaders, config))
         if is_block(loaders, config) or is_eagle(loaders):
             if not config:
@@ -87,6 +87,11 @@ def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "aut
     return draft
 
 
+def _config_in(folder: Path) -> dict[str, Any]:
+    """The config of a drafter, with what SpecForge's script of P-EAGLE writes beside it."""
+    return {**read_config(folder / "config.json"), **read_config(folder / "peagle_config.json")}
+
+
 def _check_kind(name: str, kind: str) -> None:
     """Raise E216 for a drafter of a kind that is recognised and not read."""
     if kind:
@@ -108,10 +113,11 @@ def _weights(folder: Path, name: str) -> Path:
     return found
 
 
-def _plainly(tensors: Mapping[str, Any]) -> dict[str, Any]:
+def _unwrapped(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
     """Tensors of a module by their names without the prefix of a class around it: NeMo's, or DataParallel's."""
     prefix = next((one for one in ("model.", "module.", "module.model.") if f"{one}fc.weight" in tensors), "")
-    return {key.removeprefix(prefix): one for key, one in tensors.items()}
+    found = {key.removeprefix(prefix): one for key, one in tensors.items()}
+    return found if len(found) == len(tensors) else tensors
 
 
 def _load_mtp(base: Base) -> Base:
@@ -164,11 +170,14 @@ def _lm_head(base: Base, tensors: Mapping[str, str], loaders: Mapping[str, Calla
     for key, module in shared.items():
         if key in tensors:
             own, of_base = loaders[tensors[key]](), module.weight
-            if own.shape != of_base.shape or not torch.equal(own.to(of_base.device, of_base.dtype), of_base):
-                if key in LM_HEADS:
-                    return tensors[key], len(own)
-                what = f"the MTP layer of {base.name} has a {tensors[key]} that is not the base's"
-                raise TreeoptError(Code.DRAFT_INVALID, what, why="a layer with embeddings of its own is not read")
+            same = own.shape == of_base.shape
+            if same and torch.equal(own.to(of_base.device, of_base.dtype), of_base):
+                continue
+            if same and key in LM_HEADS:
+                return tensors[key], len(own)
+            what = f"the MTP layer of {base.name} has a {tensors[key]} that is not the base's"
+            why = "a layer with embeddings of its own, or an LM head of another shape, is not read"
+            raise TreeoptError(Code.DRAFT_INVALID, what, why=why)
     return "", 0
 
 
@@ -215,13 +224,11 @@ def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
     width = layout.config.hidden_size
     if width != base.hidden_size and not (wiring.own_embeddings and wiring.vocabulary):
         raise _mismatch(name, base, f"its hidden size is {width}, the base's {base.hidden_size}")
-    if odd := [
-        key for key, one in state.items() if layout.renamed(key) != DROPPED and one.dtype not in DTYPES.values()
-    ]:
+    weights = (key for key in state if layout.renamed(key) != DROPPED)
+    if odd := [key for key in weights if state[key].dtype not in (*DTYPES.values(), torch.int64)]:
         what = f"{name} has weights of {state[odd[0]].dtype}, such as {odd[0]}"
-        raise TreeoptError(
-            Code.DRAFT_INVALID, what, why="quantised modules are not read", fix="a module in 16 or 32 bits"
-        )
+        fix = "a module in 16 or 32 bits"
+        raise TreeoptError(Code.DRAFT_INVALID, what, why="quantised modules are not read", fix=fix)
     layout.config._attn_implementation = base.model.config._attn_implementation
     if wiring.kind == BLOCK:
         check_mask(name, wiring, base.rows)
@@ -248,7 +255,8 @@ def beside(base: Base, module: StateModule, name: str) -> Base:
     for key, parameter in module.requires_grad_(False).named_parameters():
         if not any(part in key for part in single):  # Inkling's convolutions
             parameter.data = parameter.data.to(base.dtype)
-    module.of_base = (base.model.get_input_embeddings(), base.lm_head)
+    for one in (module, *getattr(module, "further", ())):
+        one.of_base = (base.model.get_input_embeddings(), base.lm_head)
     module.to(base.device).eval()  # buffers, such as rotary frequencies, keep their dtype
     module.config.max_position_embeddings = base.context  # positions beyond those of its config are as far apart
     return Base(module, base.tokenizer, name)
@@ -350,13 +358,13 @@ def kind_in_files(name: str) -> str:
     if here(name) is None and built_in(name) is None and (name == MTP or looks_local(name)):
         return MTP if name == MTP else MODEL
     folder = find_base(name)
-    config = read_config(folder / "config.json")
+    config = _config_in(folder)
     if not _may_be_module(config):
         return MODEL
     folder = find_weights(name, folder)
     if not any((folder / file).exists() for file in _WEIGHTS):
         return MODEL
-    tensors = _plainly(tensor_loaders(_weights(folder, name), lambda _, __: ()))
+    tensors = _unwrapped(tensor_loaders(_weights(folder, name), lambda _, __: ()))
     if is_block(tensors, config):
         return BLOCK
     if is_eagle(tensors):

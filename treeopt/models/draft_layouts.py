@@ -44,7 +44,7 @@ _EAGLE: Names = (
     (r"embedding_layernorm\.", "embedding_norm."),
 )
 LM_HEADS = ("shared_head.head.weight", "transformer.shared_head.output.weight", "lm_head.weight")  # of an MTP layer
-_SHARED = "|".join(("embed_tokens.weight", *LM_HEADS)).replace(".", r"\.")  # where they are copies of the base's
+_SHARED = r"((transformer\.)?shared_head\.(head|output)|embed_tokens|lm_head)\..*"  # where they are the base's
 _CHAIN_NORM = "chain_norm"
 _PARTS = ("embedding_norm.", "state_norm.", "fc.", "norm.")
 # What the layouts of MTP layers call these parts: Qwen's and Mellum's, DeepSeek's and GLM's, Step's, Hunyuan's and
@@ -118,7 +118,8 @@ def eagle_layout(
     name: str, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], layers: int
 ) -> ModuleLayout:
     """The layout of an EAGLE head from its config and the shapes of its tensors; the base has so many `layers`."""
-    by_speculators = SPECULATORS in config
+    by_speculators, inner = SPECULATORS in config, config.get("eagle_config")
+    config = {**(inner if isinstance(inner, Mapping) else {}), **config}
     decoder = decoder_config(name, config if by_speculators else _as_llama(config, shapes), shapes)
     width = int(decoder.hidden_size)
     first = "midlayer" if "midlayer.self_attn.q_proj.weight" in shapes else "layers.0"
@@ -142,12 +143,11 @@ def eagle_layout(
         state_norms=state_norms,
         joint_norm=joint_norm,
         normed_residual=config.get("norm_before_residual") is True,
-        first_norm=wide
-        or not {f"{one}.input_layernorm.weight" for one in ("layers.0", "transformer")}.isdisjoint(shapes),
+        first_norm=wide or any(f"{one}.input_layernorm.weight" in shapes for one in (first, "transformer")),
         final_norm=wide or not {"norm.weight", "pre_lm_head_layernorm.weight"}.isdisjoint(shapes),
         # SpecForge's trainer has norm_output for EAGLE-3, too, where it means another thing.
         chains_normed=(state_norms or joint_norm or by_speculators) and config.get("norm_output") is True,
-        vocabulary=head[0] if len(head) == 2 else part * wide,
+        vocabulary=head[0] if len(head) == 2 else (part if wide else 0),
         own_embeddings="embed_tokens.weight" in shapes,
     )
     if is_parallel(shapes, config):
@@ -192,7 +192,8 @@ def _proposed(settings: Any) -> Any:
     """The number of drafts in settings of speculators."""
     methods = settings.get("proposal_methods") if isinstance(settings, Mapping) else None
     first = methods[0] if isinstance(methods, list) and methods else None
-    return first.get("speculative_tokens") if isinstance(first, Mapping) else None
+    found = first.get("speculative_tokens") if isinstance(first, Mapping) else None
+    return found if type(found) is int and 1 <= found <= MAX_DEPTH else None
 
 
 def state_size(name: str, config: Mapping[str, Any], width: int) -> int:
@@ -294,7 +295,7 @@ def mtp_layout(
         layer = f"{prefix}transformer_block."
     parts.append((layer, "decoder.layers.0."))
     own_head = [(re.escape(lm_head[0]), "lm_head.weight")] if lm_head[0] else []
-    shared = f"{re.escape(prefix)}({_SHARED})", DROPPED
+    shared = re.escape(prefix) + _SHARED, DROPPED
     names = (*own_head, shared, *((re.escape(own), part) for own, part in parts))
     first = base.get_text_config(decoder=True)
     wiring = Wiring(
@@ -340,9 +341,11 @@ def decoder_config(name: str, config: Mapping[str, Any], keys: Iterable[str], ki
     known = {key: value for key, value in content.items() if key not in ("model_type", "architectures", "auto_map")}
     numbers = {int(found[1]) for found in (re.match(r"layers\.(\d+)\.", key) for key in keys) if found}
     known["num_hidden_layers"] = len(numbers | {0})
-    scaling = known.get("rope_scaling")
-    if isinstance(scaling, Mapping) and "mrope" in (scaling.get("type"), scaling.get("rope_type")):
-        del known["rope_scaling"]  # text has equal positions in all three parts
+    rope: dict[str, Any] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        rope |= known[key] if isinstance(known.get(key), Mapping) else {}
+    if "mrope" in (rope.get("type"), rope.get("rope_type")):  # its three parts have one position in a text
+        known |= {"rope_scaling": None, "rope_parameters": {**rope, "type": "default", "rope_type": "default"}}
     if isinstance(kinds := known.get("layer_types"), list):
         known["layer_types"] = kinds[: len(numbers | {0})]
     try:
