@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,5 +58,6 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_names: Any, **_options: Any) -> NoReturn:
         raise AssertionError("a model was loaded first")
 
+    importlib.import_module("treeopt.export.heads")  # keeps the function that it finds when it is first imported
     monkeypatch.setattr(base_module, "load_base", load)
     monkeypatch.setattr(pair_module, "load_pair", load)
