@@ -195,7 +195,7 @@ def test_heads(pocket: tuple[Base, MedusaHeads, list[Text]]) -> None:
     """As trained; and in another order, which is found."""
     base, heads, texts = pocket
     assert not check_wiring(base, heads, texts).better
-    found = check_wiring(base, as_heads(heads, MedusaHeads, [1, 0, *range(2, heads.num_heads)]), texts)
+    found = check_wiring(base, as_heads(heads, MedusaHeads, [1, 2, 0, *range(3, heads.num_heads)]), texts)
     assert found.better[0].name == ORDER
     assert found.better[0].rates == check_wiring(base, heads, texts).wired.rates
 

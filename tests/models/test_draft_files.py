@@ -159,6 +159,7 @@ def _offsets(tokens: list[int]) -> Callable[[State], Any]:
 WRONG: dict[str, tuple[Callable[[State], Any], dict[str, Any], Code, str]] = {
     "missing": (_without("midlayer.hidden_norm.weight"), {}, Code.DRAFT_INVALID, "lacks midlayer.hidden_norm.weight"),
     "unexpected": (_with("extra.weight", 3), {}, Code.DRAFT_INVALID, "has also extra.weight"),
+    "two of a name": (_with("model.fc.weight", WIDTH, 3 * WIDTH), {}, Code.DRAFT_INVALID, "has also model.fc.weight"),
     "misshapen": (_with("norm.weight", 3), {}, Code.DRAFT_INVALID, r"norm.weight has shape \[3\], not \[16\]"),
     "no d2t": (_without("d2t"), {}, Code.DRAFT_INVALID, "24 tokens and no d2t"),
     "d2t of too few": (_offsets([1, 2]), {}, Code.DRAFT_INVALID, "d2t that is not 24 distances"),

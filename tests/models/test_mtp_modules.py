@@ -22,6 +22,7 @@ from transformers.modeling_layers import MtpModel
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
 from treeopt.models.compatibility import check_draft, check_heads_fit
+from treeopt.models.config_shapes import config_shape
 from treeopt.models.draft_files import load_draft
 from treeopt.models.draft_layouts import mtp_layout
 from treeopt.models.draft_module import DraftModule, layout_of
@@ -165,6 +166,8 @@ def test_lm_heads_of_their_own(family: str, name: str, tmp_path: Path) -> None:
     shared = load_draft("mtp", base)
     save_file(state | {name.format(base.layers + i): own[i] for i in range(count)}, tmp_path / "model.safetensors")
     draft, ids = load_draft("mtp", base), torch.tensor([[3, 1, 4, 1, 5]])
+    short = state | {name.format(base.layers): own[0][1:].clone()}
+    assert f"{name.format(base.layers)} that is not the base's" in str(refused(base, short, tmp_path))
     assert draft.fingerprint != shared.fingerprint
     hidden = torch.randn(1, 5, base.hidden_size)
     for layer, (one, other) in enumerate(zip(layers_of(draft), layers_of(shared), strict=True)):
@@ -189,11 +192,12 @@ def test_names_of_other_families(tmp_path: Path) -> None:
     file = tmp_path / "mimo" / "config.json"
     base = load_base(str(file.parent), dtype="float32")
     expected = load_draft("mtp", base).fingerprint
-    auto = {"AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}
+    auto, shape = {"AutoModelForCausalLM": "modeling_mimo.MiMoForCausalLM"}, config_shape(file, "mimo")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "mimo", "auto_map": auto}))
     again = load_base(str(file.parent), dtype="float32")
     assert again.fingerprint == base.fingerprint
     assert load_draft("mtp", again).fingerprint == expected
+    assert dataclasses.replace(config_shape(file, "mimo"), source=shape.source) == shape
 
 
 @pytest.mark.parametrize(
