@@ -50,6 +50,7 @@ def tiny_recipe(name: str, base: str, **training: Any) -> Any:
     return modules.ModuleRecipe.model_validate(raw)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", NAMES)
 def test_recipes_are_read(name: str) -> None:
     check(load(RECIPES / f"{name}.yaml"), modules.ModuleRecipe, modules.SCHEMA)
@@ -119,6 +120,7 @@ def test_training_stops_after_an_epoch_that_gains_little(tmp_path: Path, monkeyp
     assert rates[-1] == pytest.approx(recipe.training.learning_rate / steps)
 
 
+@pytest.mark.quick
 @torch.inference_mode()
 @pytest.mark.parametrize(("kind", "vocabulary"), [("eagle3", 0), ("eagle3", 17), ("mtp", 0)])
 def test_losses_are_those_of_drafting(kind: str, vocabulary: int) -> None:
@@ -159,6 +161,7 @@ def test_losses_are_those_of_drafting(kind: str, vocabulary: int) -> None:
     torch.testing.assert_close(found, sums / counts, rtol=0, atol=1e-5)
 
 
+@pytest.mark.quick
 @torch.inference_mode()
 def test_texts_are_read_as_alone() -> None:
     """Padding beside a longer text changes nothing, and each text gets its own states, in the order given."""
@@ -173,6 +176,7 @@ def test_texts_are_read_as_alone() -> None:
             torch.testing.assert_close(getattr(found, name), getattr(alone, name), rtol=0, atol=1e-5)
 
 
+@pytest.mark.quick
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", ["block", "dspark"])
 def test_losses_of_blocks_are_those_of_drafting(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +219,7 @@ def test_losses_of_blocks_are_those_of_drafting(kind: str, monkeypatch: pytest.M
     torch.testing.assert_close(found, sums / counts, rtol=0, atol=1e-5)
 
 
+@pytest.mark.quick
 def test_built_in_head_is_that_of_its_recipe() -> None:
     """At most 2.2 MB; its states, sizes and losses are those of recipe, config and card."""
     folder = pocket().with_name("pocket-eagle3")
@@ -230,6 +235,7 @@ def test_built_in_head_is_that_of_its_recipe() -> None:
         assert f"{loss:.3f}" in card
 
 
+@pytest.mark.quick
 def test_head_of_smollm2_is_that_of_its_recipe() -> None:
     """At most 20 MB; its states, vocabulary and losses are those of recipe, config and card."""
     folder = HYBRID.parent / "smollm2-eagle3"

@@ -111,6 +111,7 @@ def opened(browser: Any, files: dict[str, Path]) -> Iterator[Opened]:
     page.close()
 
 
+@pytest.mark.quick
 def test_hover_shows_a_node(opened: Opened, files: dict[str, Path]) -> None:
     """All nodes are there; hovering one writes its path, value and rank, and its tooltip has them."""
     nodes = opened.page.locator("#tree g.node")
@@ -138,6 +139,7 @@ def test_root_of_a_large_tree_is_in_view(browser: Any, width: int, tmp_path: Pat
     page.close()
 
 
+@pytest.mark.quick
 def test_arrow_keys_move_between_nodes(opened: Opened, files: dict[str, Path]) -> None:
     """Tab reaches one node; arrows go to child, sibling and parent, and the status line follows."""
     page = opened.page
@@ -276,6 +278,7 @@ def contrast(one: tuple[int, ...], other: tuple[int, ...]) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+@pytest.mark.quick
 def test_contrast_is_that_of_wcag() -> None:
     """Black on white has 21, a color on itself 1."""
     assert contrast((0, 0, 0), (255, 255, 255)) == pytest.approx(21)

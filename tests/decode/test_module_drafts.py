@@ -102,7 +102,6 @@ def check_plans(base: Base, draft: Base, seed: int, *, ngram: bool, new: int = N
         ("mtp3", "llama", True),
         ("block", "gemma2", True),
         ("sliding", "llama", False),
-        ("dspark", "llama", True),
         ("dspark-rnn", "gemma2", False),
         ("dflash2", "llama", True),
         ("peagle", "gemma2", True),

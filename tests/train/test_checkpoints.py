@@ -18,8 +18,6 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.train import medusa1 as medusa1_module
 from treeopt.train.medusa1 import train_heads
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
