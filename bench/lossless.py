@@ -5,6 +5,7 @@
     python bench/lossless.py --case 12345         # one of them
     python bench/lossless.py --case 12345 --set rows=0 --set nodes=4
     python bench/lossless.py --set drafter=eagle  # all cases with random EAGLE heads
+    python bench/lossless.py --device cuda
 
 The texts of exact rules are those of stock greedy `generate`, those of the typical rule are checked token by token with
 a plain forward, and those of rules that draw by a chi-square test. A case that fails is made simpler as long as it
@@ -21,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+import lossless_stock
 import numpy as np
 import torch
 import transformers
@@ -134,8 +136,10 @@ def main() -> None:
     parser.add_argument("--families", choices=list(KINDS), default="all", help="by the route of their trees")
     parser.add_argument("--case", type=int, help="run the case of this seed alone")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a field of the cases")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, ...")
     add_tiny(parser)
     options = parser.parse_args()
+    lossless_stock.place = options.device
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     print(f"{machine(1)}, transformers {transformers.__version__}")

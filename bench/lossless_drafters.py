@@ -47,9 +47,11 @@ def source_of(case: Case, base: Base, texts: Sequence[Sequence[int]]) -> TreeSou
         return trees_for(base, None, _tree(case, "", 8), TokenRecycling(base))
     if case.drafter == "heads":
         heads = random_heads(base, case.depth, case.seed)
-        return trees_for(base, heads.to(base.dtype), _tree(case, "", VOCAB))
+        return trees_for(base, heads.to(base.device, base.dtype), _tree(case, "", VOCAB))
     drafter, draft = _record(case, base, rng)
-    heads = random_heads(base, drafter.num_heads, case.seed).to(base.dtype) if drafter.num_heads else None
+    heads = None
+    if drafter.num_heads:
+        heads = random_heads(base, drafter.num_heads, case.seed).to(base.device, base.dtype)
     return trees_for(base, heads, _plan(case, drafter), drafter, draft)
 
 

@@ -80,7 +80,7 @@ def run(case: Case) -> Result:
 def _runs(base: Base) -> bool:
     """Whether the stock model runs at all; not every family does in every dtype."""
     try:
-        base.model(torch.tensor([[1, 2]]))
+        base.model(torch.tensor([[1, 2]], device=base.device))
     except RuntimeError:
         return False
     return True
@@ -186,9 +186,9 @@ def _typical(base: Base, prompts: list[list[int]], made: list[Decoded]) -> Resul
     assert isinstance(rule, Typical)
     slack = 0.05 if base.dtype is torch.bfloat16 else 1e-3
     for prompt, one in zip(prompts, made, strict=True):
-        ids = torch.tensor([[*prompt, *one.tokens]])
-        given = {"attention_mask": torch.ones_like(ids), "position_ids": torch.arange(ids.shape[1])[None]}
-        logits = base.forward(ids, use_cache=False, **given)[0][0, len(prompt) - 1 : -1].double()
+        ids = torch.tensor([[*prompt, *one.tokens]], device=base.device)
+        given = {"attention_mask": torch.ones_like(ids), "position_ids": torch.ones_like(ids).cumsum(1) - 1}
+        logits = base.forward(ids, use_cache=False, **given)[0][0, len(prompt) - 1 : -1].double().cpu()
         p = (logits / rule.temperature).softmax(-1)
         least = torch.special.entr(p).sum(-1).neg().exp().mul(rule.delta).clamp_max(rule.epsilon)
         chosen = p[torch.arange(len(p)), torch.tensor(one.tokens)]

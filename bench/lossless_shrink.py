@@ -52,4 +52,6 @@ def _simpler(case: Case) -> list[Case]:
 
 
 def _fits(case: Case) -> bool:
+    if case.processors != "none" and case.via != "generate":  # only stock `generate` has them
+        return False
     return max(map(len, prompts_of(case))) + case.new <= CONTEXTS[case.context]

@@ -18,6 +18,8 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from treeopt.models.base import Base
 
+place = "cpu"  # the device of all models; `lossless.py --device` sets it
+
 
 @functools.lru_cache(12)
 def base_of(family: str, attention: str, dtype: str, context: str, block: int) -> Base:
@@ -29,7 +31,7 @@ def base_of(family: str, attention: str, dtype: str, context: str, block: int) -
         if "does not support an attention implementation" not in str(error):
             raise
         model = make(attention="eager")
-    return Base(model, None, family)
+    return Base(model.to(place), None, family)
 
 
 def model_of(case: Case) -> Base:
@@ -49,7 +51,7 @@ class Noise(LogitsProcessor):
         for ids in input_ids.tolist():
             digest = hashlib.blake2b(repr(ids).encode(), digest_size=8).digest()
             drawn.append(np.random.default_rng(int.from_bytes(digest)).gumbel(size=scores.shape[-1]))
-        return scores + torch.tensor(np.array(drawn), dtype=scores.dtype)
+        return scores + torch.tensor(np.array(drawn), dtype=scores.dtype, device=scores.device)
 
 
 def options_of(case: Case) -> dict[str, Any]:
@@ -103,7 +105,7 @@ def padded_on_the_left(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor
     longest = max(map(len, prompts))
     ids = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
     mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    return torch.tensor(ids), torch.tensor(mask)
+    return torch.tensor(ids, device=place), torch.tensor(mask, device=place)
 
 
 def up_to_end(text: list[int], base: Base) -> list[int]:

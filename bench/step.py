@@ -1,6 +1,7 @@
 """Where the time of a decode step goes: products of matrices, LM head, attention, masks, drafting, host.
 
     python bench/step.py MODEL [--dtype float32 bfloat16] [--threads 1] [--context 200] [--nodes 1 2 4 8 16 32]
+        [--device cuda]
 
 MODEL is a folder, such as that of bench/smollm2.py. The n-gram drafter has an empty table (`Drafter.untrained`), or is
 the file of --drafter. All runs of one size take turns, each after a run of its own that is not timed; figures are
@@ -20,7 +21,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
 from treeopt.evaluate.profile import AcceptFixed, generic_growth, model_texts
 from treeopt.files.drafters import load_drafter
-from treeopt.models.base import Base, load_base
+from treeopt.models.base import Base, load_base, now
 from treeopt.policy import TreePolicy
 
 GOAL, SHARE_GOAL, SHARE_NODES = 1.05, 0.03, 16
@@ -74,13 +74,13 @@ def parts_of(base: Base, spent: dict[str, float]) -> Iterator[None]:
             names[module] = "attention"
 
     def before(module: nn.Module, _given: object) -> None:
-        begun[module] = time.perf_counter()
+        begun[module] = now(base)
 
     def after(module: nn.Module, _given: object, _found: object) -> None:
-        spent[names[module]] += time.perf_counter() - begun[module]
+        spent[names[module]] += now(base) - begun[module]
 
     def inside(module: nn.Module, _given: object, _found: object) -> None:
-        spent["attention"] -= time.perf_counter() - begun[module]  # its products are among the linear ones
+        spent["attention"] -= now(base) - begun[module]  # its products are among the linear ones
 
     handles = []
     for module in names:
@@ -96,20 +96,21 @@ def bound(base: Base, tokens: int, repeats: int) -> float:
     """Seconds that the machine needs at least, by its own speed with large matrices of this dtype."""
     weights = [module.weight for module in base.model.modules() if isinstance(module, nn.Linear)]
     size = sum(weight.numel() for weight in weights)
-    wide = torch.randn(1024, 1024).to(base.dtype)
-    tall = torch.randn(1 << 15, 1024).to(base.dtype)
-    product = statistics.median(timed(lambda: wide @ wide) for _ in range(repeats)) / 1024**3  # of a multiplication
-    read = statistics.median(timed(lambda: tall.sum()) for _ in range(repeats)) / tall.numel()  # of a weight
+    wide = torch.randn(1024, 1024).to(base.device, base.dtype)
+    tall = torch.randn(1 << 15, 1024).to(base.device, base.dtype)
+    # Of a multiplication, and of reading a weight.
+    product = statistics.median(timed(base, lambda: wide @ wide) for _ in range(repeats)) / 1024**3
+    read = statistics.median(timed(base, lambda: tall.sum()) for _ in range(repeats)) / tall.numel()
     return max(size * read, size * tokens * product)
 
 
-def timed(run: Callable[[], object], undo: Callable[[], object] = lambda: None) -> float:
+def timed(base: Base, run: Callable[[], object], undo: Callable[[], object] = lambda: None) -> float:
     """Seconds of the second of two runs, each of which is undone."""
     run()
     undo()
-    begin = time.perf_counter()
+    begin = now(base)
     run()
-    seconds = time.perf_counter() - begin
+    seconds = now(base) - begin
     undo()
     return seconds
 
@@ -133,10 +134,10 @@ def measure(base: Base, drafter: Drafter, nodes: int, options: argparse.Namespac
 
     spent: dict[str, list[float]] = defaultdict(list)
     for _ in range(options.repeats):
-        spent["bare"].append(timed(bare, lambda: cache.crop(-nodes)))
+        spent["bare"].append(timed(base, bare, lambda: cache.crop(-nodes)))
         for name, step in steps.items():
-            spent[name].append(timed(step.verify, step.back))
-            spent[f"drafting, {name}"].append(timed(step.draft, step.back))
+            spent[name].append(timed(base, step.verify, step.back))
+            spent[f"drafting, {name}"].append(timed(base, step.draft, step.back))
         parts: dict[str, float] = defaultdict(float)
         with parts_of(base, parts):
             bare()
@@ -174,6 +175,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--drafter", help="file of treeopt learn, without heads")
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, ...")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--context", type=int, default=200)
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
@@ -185,7 +187,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     print(f"{machine(options.threads)}, torch {torch.__version__}")
     for dtype in options.dtype:
-        base = load_base(options.model, dtype=dtype, device="cpu")
+        base = load_base(options.model, dtype=dtype, device=options.device)
         drafter = load_drafter(options.drafter) if options.drafter else Drafter.untrained(base.vocab_size)
         report(base, drafter, options)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what tests expect is that of a CPU; `bench/lossless.py --device` tests GPUs
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub's client
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -28,7 +28,9 @@ def compile_parents(parents: Tensor, depth: int) -> Buffers:
         for node, path in enumerate(of_nodes):
             mask[row, node, path] = True
             paths[row, node, : len(path)] = torch.tensor(path)
-    return Buffers(mask, mask.sum(-1) - 1, torch.arange(nodes).expand(rows, nodes), paths, top_k=0)
+    mask, paths = mask.to(parents.device), paths.to(parents.device)
+    indices = torch.arange(nodes, device=parents.device).expand(rows, nodes)
+    return Buffers(mask, mask.sum(-1) - 1, indices, paths, top_k=0)
 
 
 class TextSession(ProposerSession):
@@ -97,12 +99,12 @@ class RandomTrees:
             assert [row[-1] for row in recent] == roots
             right = [self._continued(np.array(row)) for row in recent]
         rows = [self._grown(first, path) for first, path in zip(roots, right, strict=True)]
-        tokens, parents = torch.tensor(rows).unbind(1)
+        tokens, parents = torch.tensor(rows, device=self._base.device).unbind(1)
         return Drafts(tokens, compile_parents(parents, self.depth))
 
     def _continued(self, recent: np.ndarray) -> list[int]:
         """Up to `depth` tokens of the base's greedy continuation, or none."""
-        text = torch.from_numpy(recent)
+        text = torch.from_numpy(recent).to(self._base.device)
         path: list[int] = []
         for _ in range(int(self._rng.integers(min(self.depth, self.nodes - 1) + 1)) * int(self._rng.integers(2))):
             ids = torch.cat([text, text.new_tensor(path)])[-self._base.context :]

@@ -117,7 +117,7 @@ def random_heads(base: Base, num_heads: int, seed: int = 0, *, blocks: int = 1, 
     hidden = base.hidden_size
     weight = torch.randn(blocks, num_heads, hidden, hidden, generator=rng) * 0.2
     bias = torch.randn(blocks, num_heads, hidden, generator=rng) * 0.2
-    own = base.lm_head.weight.detach() + 0.1 * torch.randn(num_heads, base.vocab_size, hidden, generator=rng)
+    own = base.lm_head.weight.detach().cpu() + 0.1 * torch.randn(num_heads, base.vocab_size, hidden, generator=rng)
     return MedusaHeads.from_tensors(weight, bias, None if shared else own).eval()
 
 

@@ -89,7 +89,7 @@ def tiny_module(
             weight.data = torch.randn_like(weight) * spread + (weight.dim() == 1)
         if wiring.vocabulary:
             module.tokens.copy_(torch.randperm(base.vocab_size)[: wiring.vocabulary].sort().values)
-    return beside(base, module, f"tiny-{kind}")
+    return beside(base, module.to(base.device), f"tiny-{kind}")
 
 
 def write_block(folder: Path, base: Base, seed: int = 3) -> None:
