@@ -10,6 +10,7 @@ import torch
 from looped import looped
 from program import error_number, error_of, treeopt, treeopt_json
 
+from treeopt.drafter import Drafter
 from treeopt.evaluate.profile import TimedStep
 from treeopt.files.bundled import pocket
 from treeopt.files.drafters import load_drafter
@@ -122,6 +123,23 @@ def test_profile_of_a_draft_model() -> None:
     assert (found["drafter"], found["drafter_name"]) == (load_drafter("model.safetensors").id, "model")
 
 
+def test_draft_that_nothing_was_learned_for() -> None:
+    """`generate`, `validate` and `profile` take a draft alone: each step has 16 nodes, by its own probabilities."""
+    found = treeopt_json("validate", *DRAFT, *OTHERS)
+    assert (found["lossless"], found["nodes"]) == (True, 16)
+    assert found["tokens_per_step"] == found["predicted_tokens_per_step"]
+    drafted, plain = (
+        treeopt_json("generate", "import os", *more, "--max-new-tokens", "16")
+        for more in (DRAFT, ("--model", "pocket"))
+    )
+    assert drafted["tokens"] == plain["tokens"]
+    assert len(drafted["step_lengths"]) < len(plain["step_lengths"]) < 16
+    options = ("--sizes", "4", "--context", "32", "--repeats", "1", "--kind", "dynamic", "-o", "p.yaml", "--force")
+    timed = treeopt_json("profile", *DRAFT, *options)["provenance"]
+    untrained = Drafter.model_only(8, 16, load_base("layers", dtype="float32").fingerprint)
+    assert (timed["drafter"], timed["drafter_name"]) == (untrained.id, "model")
+
+
 @looped(
     ("arguments", "message"),
     [
@@ -129,8 +147,8 @@ def test_profile_of_a_draft_model() -> None:
         (("learn", "--drafter", "ngram", *DRAFT, "--model", "pocket"), "has no draft such as"),
         (("learn", "--drafter", "model", *DRAFT, "--heads", "pocket"), "uses no heads"),
         (("calibrate", *DRAFT, "--learn-tokens", "9"), "--learn-tokens belongs to"),
-        (("generate", "x", *DRAFT), "--draft needs --drafter"),
-        (("profile", *DRAFT), "--draft needs --drafter"),
+        (("profile", *DRAFT, "--heads", "pocket"), "give either --heads or --draft"),
+        (("generate", "x", *DRAFT, "--heads", "pocket"), "--heads needs --tree"),
         (("generate", "x", "--acceptance", "rejection"), "needs --draft"),
         (("generate", "x", "--acceptance", "rejection", *DRAFT, "--tree", "static.yaml"), "leave out --tree"),
         (("generate", "x", "--nodes", "4"), "--nodes belongs to --acceptance rejection"),

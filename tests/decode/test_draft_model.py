@@ -23,6 +23,7 @@ from treeopt.defaults import MODEL, MODEL_NGRAM
 from treeopt.drafter import Drafter
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.learn import Learning, learn
+from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.given import as_draft, load_draft
@@ -167,10 +168,11 @@ def test_inside_stock_generate() -> None:
     """`custom_generate` takes a draft model, and keeps its decoder from call to call."""
     base, draft = tiny_base("llama", 1, vocab_size=VOCAB), tiny_base("llama", 2, vocab_size=VOCAB)
     drafter = drafter_of(draft, MODEL)
-    options = {"tree": TreePolicy(8, 4, drafter.id), "drafter": drafter, "draft": draft.model}
+    learned = {"tree": TreePolicy(8, 4, drafter.id), "drafter": drafter}
     ids = torch.tensor([[1, 2, 3]])
-    for _ in range(2):
-        found = base.model.generate(ids, custom_generate=treeopt.tree_generate, max_new_tokens=NEW, **options)
+    for more in (learned, learned, {}):
+        options = {"max_new_tokens": NEW, "draft": draft.model, **more}
+        found = base.model.generate(ids, custom_generate=treeopt.tree_generate, **options)
         assert found[0, 3:].tolist() == stock(base, [1, 2, 3], NEW)
 
 
@@ -189,6 +191,10 @@ def test_models_and_records_that_do_not_fit() -> None:
     untrained = Drafter.untrained(VOCAB)
     with pytest.raises(TreeoptError, match="made without one, and there is a draft model"):
         TreeDecoder(base, None, TreePolicy(8, 4, untrained.id), drafter=untrained, draft=draft)
+    with pytest.raises(ValueError, match="heads alone are not enough"):
+        TreeDecoder(base, random_heads(base, 2), draft=draft)
+    with pytest.raises(ValueError, match="takes a tree and the record"):
+        TreeDecoder(base, None, plan, drafter=TokenRecycling(base), draft=draft)
     with pytest.raises(ValueError, match="takes no heads"):
         TreeDecoder(base, random_heads(base, 2), plan, drafter=drafter, draft=draft)
     recurrent = tiny_base("mamba", 2, vocab_size=VOCAB)

@@ -192,6 +192,22 @@ def test_sampled_texts(kind: str) -> None:
         assert p_value(counted(decoder, rounds=5), text_probabilities(base, rule)) > ALPHA
 
 
+@pytest.mark.parametrize(("kind", "levels"), [("eagle3", 8), ("mtp3", 8), ("block", 4)])
+def test_modules_that_nothing_was_learned_for(kind: str, levels: int) -> None:
+    """A module alone drafts by its own probabilities, to 8 levels or as many as it has; of few tokens too."""
+    base = tiny_base("llama", 1, vocab_size=VOCAB)
+    draft = tiny_module(base, kind, 2, vocabulary=OWN_HEADS.get(kind, 0))
+    decoder, [text] = TreeDecoder(base, draft=draft), answered(base, prompts_of(1, 1, longest=12, vocab=VOCAB), NEW)
+    assert (decoder.trees.nodes, decoder.trees.depth) == (16, levels)
+    found = decoder.generate(text.prompt, NEW)
+    assert found.tokens == text.answer
+    drafter = Drafter.model_only(levels, VOCAB, draft.fingerprint, kind_of(draft.model))
+    plan = TreePolicy(16, levels, drafter.id)
+    assert steps_of([found]) == steps_of(
+        [TreeDecoder(base, None, plan, drafter=drafter, draft=draft).generate(text.prompt, NEW)]
+    )
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize(("depth", "top_k", "nodes"), [(3, 4, 8), (4, 3, 31), (3, 2, 8), (1, 5, 4)])
 def test_trees_of_eagle2(depth: int, top_k: int, nodes: int) -> None:

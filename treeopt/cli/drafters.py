@@ -208,11 +208,9 @@ def chosen_plan(options: Mapping[str, Any]) -> ChosenPlan:
 
     tree, drafter = options["tree"], options["drafter"]
     if tree is None and drafter is None:
-        if options["draft"] is not None:
-            raise click.UsageError("--draft needs --drafter, from `treeopt learn --draft MODEL`")
         if options["heads"] is not None:
             raise click.UsageError("--heads needs --tree, or --drafter with the tree that it recommends")
-        return ChosenPlan("the text so far", None, None)
+        return ChosenPlan(options["draft"] or "the text so far", None, None)
     plan, record = as_plan_for(tree, drafter)
     from treeopt.drafting.plans import check_plan  # imports torch: after the files are read
 
@@ -242,11 +240,11 @@ def load_for_plan(console: Console, options: Mapping[str, Any], chosen: ChosenPl
     with_heads = plan is not None and uses_heads(options, chosen.name, drafter, plan)
     base, loaded = load_models(console, options, with_heads=with_heads)
     check_trees(base)
-    if plan is None:
-        plan, drafter = untrained(base)
-        console.note("drafter  nothing was learned: drafts from the text so far (treeopt learn makes a better one)")
-    warn_edited(console, options["tree"])
     draft = load_draft_model(console, options, base, drafter)
+    if plan is None:
+        plan, drafter = untrained(base, draft)
+        console.note(f"drafter  nothing was learned: drafts from {chosen.name} (treeopt learn makes a better one)")
+    warn_edited(console, options["tree"])
     here = models_ids(base, loaded, draft)
     console.warn(*made_for_others(chosen.name, plan.source.get("calibration") or {}, here))
     console.warn(*drafter_for_others(drafter, here))

@@ -58,7 +58,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     """Continue PROMPT with a tree; `-`, or no PROMPT and a pipe, reads it from standard input.
 
     With --drafter alone, the tree is the one that the drafter recommends. Without --tree, --drafter and --heads, each
-    step has a tree of 16 nodes drafted from the text so far.
+    step has a tree of 16 nodes drafted by --draft, or from the text so far.
 
     greedy, sample and rejection give the text, or the distribution of texts, of the base model alone. typical accepts
     every draft token that is likely enough, and is lossy. rejection needs --draft, and takes neither tree nor drafter.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.checks import check_inputs
+from treeopt.cli.checks import check_apart, check_inputs
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import draft_option, drafter_file_option, load_draft_model, uses_heads
@@ -39,7 +39,7 @@ _KIND = "static: one tree for all steps; dynamic: a tree for each step (for `bui
 @numbers_option("--sizes", default=[",".join(map(str, PROFILE_NODES))], help=_SIZES)
 @numbers_option("--context", help=f"Tokens in the KV cache [default: {PROFILE_CONTEXT}, or as many as fit].")
 @numbers_option("--batch-size", "batch", default=["1"], help="Texts decoded together.")
-@drafter_file_option("Time the trees of this drafter file [default: the guesses of the heads].")
+@drafter_file_option("Time the trees of this drafter file [default: the guesses of the heads, or of --draft].")
 @draft_option()
 @click.option("--kind", type=click.Choice(PROFILE_KINDS), default=PROFILE_KINDS[0], help=_KIND)
 @click.option("--repeats", type=COUNT, default=PROFILE_REPEATS, help="Rounds over all sizes; the faster half counts.")
@@ -64,8 +64,8 @@ def run(console: Console, **options: Any) -> None:
 
     file, output = options["drafter"], options["output"]
     check_outputs(options, output, suffixes=(".yaml", ".yml"))
-    if not file and options["draft"] is not None:
-        raise click.UsageError("--draft needs --drafter, from `treeopt learn --draft MODEL`")
+    if not file:
+        check_apart("heads", "draft")
     check_inputs()
     measured = _measured(console, options, load_drafter(file) if file else None)
     profile = with_configuration(measured, console.configuration)
@@ -80,7 +80,9 @@ def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None
     from treeopt.evaluate.profile import measure_profile
     from treeopt.models.origins import drafter_for_others, models_ids
 
-    base, loaded = load_models(console, options, with_heads=uses_heads(options, options["drafter"], drafter))
+    alone = drafter is None and options["draft"] is not None
+    with_heads = not alone and uses_heads(options, options["drafter"], drafter)
+    base, loaded = load_models(console, options, with_heads=with_heads)
     draft = load_draft_model(console, options, base, drafter)
     console.warn(*drafter_for_others(drafter, models_ids(base, loaded, draft)))
     with console.progress("profile") as progress:

@@ -55,8 +55,8 @@ def run(console: Console, **options: Any) -> None:
     lossless.
 
     With --drafter alone, the tree is the one that the drafter recommends. Without --tree, --drafter and --heads, each
-    step has a tree of 16 nodes drafted from the text so far. The prediction does not use the decoder: it is a separate
-    teacher-forced pass, and replay.
+    step has a tree of 16 nodes drafted by --draft, or from the text so far. The prediction does not use the decoder: it
+    is a separate teacher-forced pass, and replay.
 
     Prompts with `turns` (MT-bench, Spec-Bench) are decoded turn by turn, each after the model's answer. Metrics are
     printed for each turn and each `category`.

@@ -164,10 +164,10 @@ class TreeDecoder:
         tree: a `Tree` that is at most as deep as the drafter has levels, a `TreePolicy`, a `Schedule` of these by batch
             and context, a list of paths, a file of one of these, or a name of `treeopt list`. A `TreeSource` needs
             neither heads nor drafter. None for the plan that the drafter recommends; without a drafter, and without
-            heads, for per-step trees of `Drafter.untrained`.
+            heads, for per-step trees of 16 nodes that nothing was learned for: of `draft`, or of `Drafter.untrained`.
         drafter: the record that the tree or policy was made for, its file, or a `Proposer`; None for the guesses of
             the heads, and where the tree's file names its drafter.
-        draft: the draft model of the drafter, in any form that `model` has elsewhere; None where it has none.
+        draft: the draft model or module of the drafter, in any form that `model` has elsewhere; None where it has none.
         acceptance: `Greedy()`, `Sample(...)`, `Rejection(...)` or the lossy `Typical(...)`.
         compile: run the forward over trees through `torch.compile`, as is always done for a `Base` with `compile`. The
             first two steps then take many seconds, later steps less time than without. Rounding differs from the eager
@@ -343,12 +343,12 @@ def _trees(
     draft: Base | None,
 ) -> TreeSource:
     live = not isinstance(drafter, (*_RECORDS, NoneType))  # a Proposer
-    if draft is not None and (isinstance(tree, TreeSource) or live or (drafter is None and tree is None)):
-        raise ValueError("a draft model belongs to the record of a drafter: give drafter= as well (treeopt learn)")
+    if draft is not None and (isinstance(tree, TreeSource) or live):
+        raise ValueError("a draft model takes a tree and the record of a drafter (treeopt learn), or neither")
     if isinstance(tree, TreeSource):
         return tree
     if tree is None and drafter is None and heads is None:
-        return trees_for(base, None, *untrained(base))
+        return trees_for(base, None, *untrained(base, draft), draft)
     if isinstance(drafter, _RECORDS) or drafter is None:
         return trees_for(base, heads, *as_plan_for(tree, drafter), draft)
     if tree is None:

@@ -7,8 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from treeopt.defaults import ONE_NODE
-from treeopt.drafter import Drafter
+from treeopt.defaults import LEVELS, ONE_NODE
+from treeopt.drafter import UNTRAINED_TOP, Drafter
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.interface import (
     AcceptedPart,
@@ -25,7 +25,7 @@ from treeopt.drafting.ngram import RecordProposer
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.block_module import BlockModule
-from treeopt.models.draft_module import DraftModule
+from treeopt.models.draft_module import DraftModule, kind_of, most_levels
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import TreePolicy
 from treeopt.schedule import Planned, Schedule
@@ -228,9 +228,13 @@ def _source(proposer: Proposer, plan: Planned, device: torch.device) -> TreeSour
     return StaticTree(proposer, plan if isinstance(plan, Tree) else Tree(()), device)
 
 
-def untrained(base: Base) -> tuple[TreePolicy, Drafter]:
-    """The plan and drafter of a model that nothing was learned for, and that has no heads."""
-    drafter = Drafter.untrained(base.vocab_size)
+def untrained(base: Base, draft: Base | None = None) -> tuple[TreePolicy, Drafter]:
+    """The plan and drafter of a model, or of a draft model or module for it, that nothing was learned for."""
+    if draft is None:
+        drafter = Drafter.untrained(base.vocab_size)
+    else:
+        levels, top = min(LEVELS, most_levels(draft.model)), min(UNTRAINED_TOP, draft.vocab_size)
+        drafter = Drafter.model_only(levels, top, draft.fingerprint, kind_of(draft.model))
     return TreePolicy(UNTRAINED_NODES, drafter.depth, drafter.id), drafter
 
 

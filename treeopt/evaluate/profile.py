@@ -37,6 +37,7 @@ from treeopt.drafter import UNTRAINED_TOP, Drafter
 from treeopt.drafting.interface import Drafts, reads_of
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.ngram import check_drafter
+from treeopt.drafting.plans import untrained
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts, counted, memory_as_error
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.models.base import Base, now
@@ -121,7 +122,7 @@ def measure_profile(
         heads: its draft heads: `MedusaHeads`, what `load_heads` gives, or a folder or hub name; None where the drafter
             has none.
         drafter: the drafter of the trees. By default static trees have the guesses of the heads, per-step trees are
-            chosen by `Drafter.heads_only`, and without heads both are those of `Drafter.untrained`.
+            chosen by `Drafter.heads_only`. Without heads both are those of `draft`, or of `Drafter.untrained`.
         progress: called after each round of steps.
         options: fields of `ProfileOptions`: `nodes`, `contexts`, `batches`, `repeats`, `kind`, `draft`.
 
@@ -146,7 +147,7 @@ def measure_profile(
     if drafter is not None:
         check_drafter(drafter, base, used, draft)
     check_trees(base)
-    record, trees, depth = _generic(base, used, drafter, chosen)
+    record, trees, depth = _generic(base, used, drafter, draft, chosen)
     pairs = list(itertools.product(chosen.batches, _contexts(chosen.contexts, depth, base)))
     decoders = [_decoder(base, used, tree, record, chosen.kind, draft) for tree in trees]
     points: list[LatencyPoint] = []
@@ -172,12 +173,12 @@ def generic_values(levels: int, ranks: int) -> IndependentValues:
 
 
 def _generic(
-    base: Base, heads: MedusaHeads | None, drafter: Drafter | None, options: ProfileOptions
+    base: Base, heads: MedusaHeads | None, drafter: Drafter | None, draft: Base | None, options: ProfileOptions
 ) -> tuple[Drafter | None, list[Tree], int]:
     """The drafter, or the one that measures by default, the generic tree of each size, and the greatest depth."""
     nodes, record, dynamic = options.nodes, drafter, options.kind == KINDS[1]
-    if record is None and heads is None:
-        record = Drafter.untrained(base.vocab_size)
+    if record is None and (heads is None or draft is not None):
+        _, record = untrained(base, draft)
     elif record is None and heads is not None and dynamic:
         record = Drafter.heads_only(heads.num_heads, min(UNTRAINED_TOP, base.vocab_size))
     if dynamic:
