@@ -15,9 +15,7 @@ from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter
 from treeopt.drafting.interface import Floats, Ints
 from treeopt.ngram_table import CONTEXT, ORDER_BITS, NgramTable
 
-MAX_PARENTS = (
-    16  # of a level of a per-step tree; more changed tokens per step by less than 0.1 %
-)
+MAX_PARENTS = 16  # of a level of a per-step tree; more changed tokens per step by less than 0.1 %
 RECALLED = 16  # places of a memory that vote for a node: the latest ones
 _BUCKET = 4  # stored contexts of a bucket, on average
 
