@@ -18,7 +18,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from treeopt.models.base import Base
 
-place = "cpu"  # the device of all models; `lossless.py --device` sets it
+place = "cpu"  # the device of all models; `lossless.py --device` sets it before the first
 
 
 @functools.lru_cache(12)

@@ -133,6 +133,7 @@ def test_draft_that_nothing_was_learned_for() -> None:
         for more in (DRAFT, ("--model", "pocket"))
     )
     assert drafted["tokens"] == plain["tokens"]
+    assert "drafts from layers" in treeopt("generate", "import os", *DRAFT, "--max-new-tokens", "2").stderr
     assert len(drafted["step_lengths"]) < len(plain["step_lengths"]) < 16
     options = ("--sizes", "4", "--context", "32", "--repeats", "1", "--kind", "dynamic", "-o", "p.yaml", "--force")
     timed = treeopt_json("profile", *DRAFT, *options)["provenance"]
@@ -149,6 +150,8 @@ def test_draft_that_nothing_was_learned_for() -> None:
         (("calibrate", *DRAFT, "--learn-tokens", "9"), "--learn-tokens belongs to"),
         (("profile", *DRAFT, "--heads", "pocket"), "give either --heads or --draft"),
         (("generate", "x", *DRAFT, "--heads", "pocket"), "--heads needs --tree"),
+        (("generate", "x", *DRAFT, "--memory", "m.safetensors"), "--memory needs --drafter"),
+        (("validate", *DRAFT, "--memory", "empty"), "--memory needs --drafter"),
         (("generate", "x", "--acceptance", "rejection"), "needs --draft"),
         (("generate", "x", "--acceptance", "rejection", *DRAFT, "--tree", "static.yaml"), "leave out --tree"),
         (("generate", "x", "--nodes", "4"), "--nodes belongs to --acceptance rejection"),

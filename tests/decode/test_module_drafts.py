@@ -31,6 +31,7 @@ from treeopt.drafting.interface import NO_CANDIDATE
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.model import DRAFT_MODEL_SOURCE
 from treeopt.drafting.module import ModuleProposer
+from treeopt.drafting.plans import untrained
 from treeopt.drafting.trace import draft_sources, positions_of, states_for
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.eagle2 import DEPTHS, TOP_KS, eagle2_drafter
@@ -203,6 +204,7 @@ def test_modules_that_nothing_was_learned_for(kind: str, levels: int) -> None:
     assert found.tokens == text.answer
     drafter = Drafter.model_only(levels, VOCAB, draft.fingerprint, kind_of(draft.model))
     plan = TreePolicy(16, levels, drafter.id)
+    assert untrained(base, draft) == (plan, drafter)
     assert steps_of([found]) == steps_of(
         [TreeDecoder(base, None, plan, drafter=drafter, draft=draft).generate(text.prompt, NEW)]
     )

@@ -210,6 +210,8 @@ def chosen_plan(options: Mapping[str, Any]) -> ChosenPlan:
     if tree is None and drafter is None:
         if options["heads"] is not None:
             raise click.UsageError("--heads needs --tree, or --drafter with the tree that it recommends")
+        if options["draft"] is not None and (options.get("memory") or options.get("memory_file")):
+            raise click.UsageError("--memory needs --drafter, of a drafter with an n-gram table")
         return ChosenPlan(options["draft"] or "the text so far", None, None)
     plan, record = as_plan_for(tree, drafter)
     from treeopt.drafting.plans import check_plan  # imports torch: after the files are read

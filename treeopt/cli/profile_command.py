@@ -54,8 +54,8 @@ def run(console: Console, **options: Any) -> None:
     --context. The default is 512 tokens, or as many as leave room for the largest tree where the model has fewer
     positions.
 
-    `build --nodes auto` takes a profile of the same --kind and of its calibration's drafter. With --model alone and no
-    --drafter, drafts are those of an n-gram drafter with an empty table.
+    `build --nodes auto` takes a profile of the same --kind and of its calibration's drafter (--drafter FILE). Without
+    one, drafts are by the probabilities of --draft, or with --model alone by an n-gram drafter with an empty table.
 
     Takes about half a minute for the built-in model on two CPU cores.
     """

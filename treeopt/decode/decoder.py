@@ -182,7 +182,8 @@ class TreeDecoder:
             recommends no tree (if none is given), is not the one that the tree was made for, or searches no memory,
             E502 where the base or the draft model cannot verify trees, E510 for a memory with a lossy rule.
         TypeError: where base, heads, drafter or acceptance have another type.
-        ValueError: where heads are given and neither a tree nor a drafter.
+        ValueError: where heads are given and neither a tree nor a drafter, or a draft with heads, with a tree of no
+            drafter, or with a `TreeSource` or `Proposer`.
 
     The base and heads are not compared with those that the tree was built for, because any tree is lossless; the
     command line warns where they differ.

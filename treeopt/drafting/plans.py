@@ -242,7 +242,9 @@ def proposer_for(base: Base, heads: MedusaHeads | None, drafter: Drafter | None,
     """The `Proposer` of a drafter record and a model; of the `heads` drafter without a record."""
     if draft is not None:
         if heads is not None or drafter is None:
-            raise ValueError("a draft model needs the record of a drafter, and takes no heads")
+            raise ValueError(
+                "a draft model needs the record of the drafter that the tree was made for, and takes no heads"
+            )
         # Imported here as they import numba, which takes half a second.
         from treeopt.drafting.block import BlockProposer
         from treeopt.drafting.model import ModelProposer

@@ -177,7 +177,7 @@ def _generic(
 ) -> tuple[Drafter | None, list[Tree], int]:
     """The drafter, or the one that measures by default, the generic tree of each size, and the greatest depth."""
     nodes, record, dynamic = options.nodes, drafter, options.kind == KINDS[1]
-    if record is None and (heads is None or draft is not None):
+    if record is None and heads is None:
         _, record = untrained(base, draft)
     elif record is None and heads is not None and dynamic:
         record = Drafter.heads_only(heads.num_heads, min(UNTRAINED_TOP, base.vocab_size))
