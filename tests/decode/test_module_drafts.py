@@ -212,7 +212,7 @@ def test_modules_that_nothing_was_learned_for(kind: str, levels: int) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("depth", "top_k", "nodes"), [(3, 4, 8), (4, 3, 31), (3, 2, 8), (1, 5, 4)])
+@pytest.mark.parametrize(("depth", "top_k", "nodes"), [(3, 4, 8), (4, 3, 31), (3, 2, 8), (1, 5, 4), (4, 1, 5)])
 def test_trees_of_eagle2(depth: int, top_k: int, nodes: int) -> None:
     """Of all nodes that a beam of k reaches, each with k children, the tree has those with the largest products."""
     base = tiny_base("llama", 1, vocab_size=VOCAB)
