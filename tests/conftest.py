@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of programs that tests sta
 import pytest
 import torch
 
+from treeopt.drafting import fit
 from treeopt.evaluate import learn_drafter as learn_module
 from treeopt.evaluate import profile as timed_step
+from treeopt.evaluate import runs
 from treeopt.models.base import Base, load_base
 from treeopt.models.head_files import LoadedHeads, load_heads
 from treeopt.tree import Tree
@@ -29,6 +32,7 @@ SHARED = Path(os.environ.get("TREEOPT_SHARED", ROOT_FOLDER.parent / "shared")).r
 
 def pytest_configure() -> None:
     torch.set_num_threads(1)  # two threads on two busy cores can be ten times slower than one
+    gc.disable()  # while test files import what they test
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -37,13 +41,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.collected_files = {item.path for item in items}  # type: ignore[attr-defined]
 
 
+def pytest_collection_finish() -> None:
+    """Leave the half million objects of torch, transformers and the tests themselves out of each collection."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _little_timing() -> Iterator[None]:
-    """Steps are timed once or twice: no test depends on the clock, and timing was a quarter of the commands' tests."""
+def _little_timing_and_fitting() -> Iterator[None]:
+    """Steps are timed once, and weights are searched in a third of the iterations: no test depends on the
+    clock or on the last digits of a fit, and timing was a quarter of the commands' tests, fitting an eighth of all.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit, "_STEPS", 20)
         for name in ("_FEWEST_ROUNDS", "_MOST_ROUNDS"):
-            patch.setattr(learn_module, name, 2)
+            patch.setattr(learn_module, name, 1)
         patch.setattr(timed_step, "_TIMED", 1)
+        patch.setattr(runs, "_WARM_UP_TOKENS", 2)
         yield
 
 

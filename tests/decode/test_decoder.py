@@ -49,11 +49,11 @@ def story(shared: Path) -> tuple[Base, MedusaHeads]:
 
 @pytest.fixture(scope="module")
 def story_texts(story: tuple[Base, MedusaHeads], shared: Path) -> list[Text]:
-    """Six story openings with their greedy continuations of 96 tokens."""
+    """Four story openings with their greedy continuations of 64 tokens."""
     base, _ = story
-    prompts = load_prompts(str(shared / "data" / "story_openings.json"), limit=6).prompts
+    prompts = load_prompts(str(shared / "data" / "story_openings.json"), limit=4).prompts
     ids = [encode(prompt, base.tokenizer, chat_template=True)[0] for prompt in prompts]
-    return [Text(prompt.id, row, stock(base, row, 96)) for prompt, row in zip(prompts, ids, strict=True)]
+    return [Text(prompt.id, row, stock(base, row, 64)) for prompt, row in zip(prompts, ids, strict=True)]
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)
@@ -218,10 +218,10 @@ def test_start_interleaved() -> None:
 
 @pytest.mark.parametrize("name", but_slow(STORY_TREES, "one node", "random 24"))
 def test_generate_predicted_steps(story: tuple[Base, MedusaHeads], story_texts: list[Text], name: str) -> None:
-    """On six stories each, the steps are those of replay over separate teacher-forced traces, text by text."""
+    """On four stories each, the steps are those of replay over separate teacher-forced traces, text by text."""
     base, heads = story
     decoder = TreeDecoder(base, heads, STORY_TREES[name])
-    decoded = [decoder.generate(text.prompt, 96) for text in story_texts]
+    decoded = [decoder.generate(text.prompt, 64) for text in story_texts]
     assert [one.tokens for one in decoded] == [text.answer for text in story_texts]
     predicted = predict(base, heads, STORY_TREES[name], story_texts)
     assert [len(one.step_lengths) for one in decoded] == predicted.sums.steps.tolist()
@@ -239,10 +239,10 @@ def test_generate_predicted_steps_end_of_text(
     """The prediction holds too where texts end early, within a step or not."""
     base, heads = story
     monkeypatch.setattr(base.model.generation_config, "eos_token_id", story_texts[0].answer[40])
-    texts = [dataclasses.replace(text, answer=stock(base, text.prompt, 96)) for text in story_texts]
-    assert any(len(text.answer) < 96 for text in texts)
+    texts = [dataclasses.replace(text, answer=stock(base, text.prompt, 64)) for text in story_texts]
+    assert any(len(text.answer) < 64 for text in texts)
     decoder = TreeDecoder(base, heads, STORY_TREES[name])
-    decoded = [decoder.generate(text.prompt, 96) for text in texts]
+    decoded = [decoder.generate(text.prompt, 64) for text in texts]
     assert [one.tokens for one in decoded] == [text.answer for text in texts]
     predicted = predict(base, heads, STORY_TREES[name], texts)
     assert [len(one.step_lengths) for one in decoded] == predicted.sums.steps.tolist()

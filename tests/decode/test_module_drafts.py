@@ -45,7 +45,7 @@ from treeopt.texts.encode import Text
 from treeopt.texts.prompts import Prompt
 from treeopt.tree import Tree
 
-NEW = 22
+NEW = 16
 VOCAB = 13  # so that two random models often agree
 DEPTH = 4
 OWN_HEADS = {"eagle3": 8, "mtp3": VOCAB}  # tokens
