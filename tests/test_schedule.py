@@ -81,6 +81,7 @@ WRONG: list[tuple[tuple[Any, ...], Code]] = [
     ((dataclasses.replace(ONE, speedup=math.nan),), Code.TREE_INVALID),
     ((dataclasses.replace(ONE, low=-1.0),), Code.TREE_INVALID),
     ((ONE, ScheduledPlan(2, 8, TreePolicy(8, 3, "d1"))), Code.DRAFTER_MISMATCH),
+    (tuple(ScheduledPlan(n, 8, TreePolicy(8, n, "d1")) for n in (1, 2)), Code.TREE_INVALID),  # of two depths
 ]
 
 

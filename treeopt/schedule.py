@@ -74,6 +74,8 @@ class Schedule:
             names = " and ".join(f"drafter {name}" if name else "the heads" for name in sorted(drafters))
             what = f"the plans of a schedule are of {names}"
             raise TreeoptError(Code.DRAFTER_MISMATCH, what, why="one drafter follows the texts", fix="plans of one")
+        if len({one.plan.depth for one in self.cells if isinstance(one.plan, TreePolicy)}) > 1:
+            raise _invalid("its policies differ in depth; replay takes one depth for all")
         # Where no plan has drafts, the schedule is none, of the drafter that its first plan names.
         own = drafters.pop() if drafters else self.cells[0].plan.drafter
         plans = (one.plan if one.plan.drafter == own else replace(one.plan, drafter=own) for one in self.cells)

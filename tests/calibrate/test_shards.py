@@ -16,6 +16,7 @@ from treeopt.calibrate.results import Shard, load_shard, merge_calibrations, sav
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.errors import Code, TreeoptError
+from treeopt.evaluate.learn_drafter import learn_drafter
 from treeopt.files.calibrations import load_calibration, save_calibration
 from treeopt.models.base import Base
 from treeopt.texts.prompts import Prompt, PromptSet
@@ -174,3 +175,5 @@ def test_no_drafter_is_learned_from_a_shard(base: Base) -> None:
     """A drafter needs all texts, so learning in a shard is refused."""
     with pytest.raises(ValueError, match="learn a drafter of all prompts first"):
         run_calibration(base, None, dialogues(), learning=Learning(100), shard=Shard(0, 2))
+    with pytest.raises(ValueError, match="learn a drafter of all prompts first"):
+        learn_drafter(base, dialogues(), shard=Shard(0, 2))

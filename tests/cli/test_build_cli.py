@@ -203,7 +203,8 @@ def test_path_tokens_of_per_step_trees() -> None:
 def test_path_tokens_go_with_neither_nodes_nor_engines() -> None:
     """One budget at a time, for no engine: those verify nodes."""
     save_calibration(random_calibration(5), "calibration.safetensors")
-    for more in (["--nodes", "8"], ["--for", "medusa"], ["--nodes", "auto"]):
+    several = ["--nodes", "auto", "--profile", "a.yaml", "--profile", "b.yaml"]
+    for more in (["--nodes", "8"], ["--for", "medusa"], ["--nodes", "auto"], several, ["--drafter", "auto"]):
         treeopt("build", "--path-tokens", "16", *more, status=2)
     assert "leaves x (depth + 1), 152 without padding" in treeopt("show", "mc_sim_7b_63").stdout
     assert treeopt_json("show", "mc_sim_7b_63")["path_tokens"] == 210

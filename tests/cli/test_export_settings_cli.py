@@ -85,7 +85,7 @@ def test_length_is_not_guessed(traces: Calibration) -> None:
 
 def test_comparison(traces: Calibration) -> None:
     """The engine's mean is compared with a chain of its own length, and the verdict printed."""
-    Path("m.json").write_text(json.dumps({"acceptance_histogram": [10, 10, 10]}))
+    Path("m.json").write_text(json.dumps({"acceptance_histogram": [10, 10, 10]}), encoding="utf-8-sig")
     result = treeopt(*LINE, "--measured", "m.json")
     promised = replay_chain(traces, 2)
     assert "measured        2.0000" in result.stdout
@@ -94,6 +94,7 @@ def test_comparison(traces: Calibration) -> None:
     assert found["promised"] == pytest.approx(promised.tokens_per_step, rel=0.05)
     assert found["measured_rates"] == pytest.approx([2 / 3, 1 / 3])
     assert found["as_promised"] == (found["interval"][0] <= 2.0 <= found["interval"][1])
+    assert error_number(treeopt(*LINE, "--measured", "m.json", "-o", "m.json", "--force", status=3)) == "E204"
     several = {"acceptance_histogram": [1, 2, 3], "acceptance_histogram_by_draft_length": {"1": [1, 1], "2": [0, 1, 3]}}
     Path("m.json").write_text(json.dumps(several))
     assert "had 1, 2 drafts" in treeopt(*LINE, "--measured", "m.json").stderr

@@ -198,6 +198,7 @@ def test_presets_are_listed() -> None:
         ([*LLAMA, "--calibration", "c.safetensors"], 3, "E201"),
         ([*LLAMA, "-o", "plan.svg"], 3, "E204"),
         ([*LLAMA, "--chart", "plan.yaml"], 3, "E204"),
+        ([*LLAMA, "--chart", "."], 3, "E204"),
         ([*LLAMA, "--kind", "dynamic", "--calibration", "calibration.safetensors"], 3, "E220"),
     ],
 )

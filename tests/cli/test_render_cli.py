@@ -50,6 +50,14 @@ def policy_files(vocab: int) -> None:
     save_policy(policy, "p.yaml")
 
 
+def test_the_model_is_that_of_the_drafter() -> None:
+    """As in `treeopt generate`, where the options name none."""
+    save_drafter(dataclasses.replace(Drafter.untrained(9), source={"model": "elsewhere"}), "d.safetensors")
+    save_policy(TreePolicy(12, 3, Drafter.untrained(9).id, source={"drafter": "d.safetensors"}), "p.yaml")
+    for line in (("render", "p.yaml", "--example", "x"), ("generate", "x", "--tree", "p.yaml")):
+        assert "elsewhere" in treeopt(*line, status=4).stderr
+
+
 def red(file: str) -> list[str | None]:
     """Labels of the accepted nodes and of the token after them."""
     found = []

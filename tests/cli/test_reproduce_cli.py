@@ -58,11 +58,12 @@ def test_files_without_a_model_are_identical() -> None:
     lines = {
         "tree.yaml": "build --nodes 9",
         "both.yaml": "build --calibration even.safetensors --calibration odd.safetensors --nodes 6",
-        "tree.svg": "render tree.yaml --title a--b",
+        "tree.svg": "render tree.yaml --title a--b\U0001f600",
         "tree.dot": "render mc_sim_7b_63",
         "tree.safetensors": "compile tree.yaml",
         "curve.svg": "curve --largest 6",
         "profile.yaml": "plan --model llama-7b --device-preset a100-80gb-pcie --nodes 4",
+        "small.yaml": "plan --model llama-7b --device-preset l4 --nodes 2 --host-seconds 5e-05 --chart chart.svg",
         "medusa.json": "export tree.yaml --for medusa",
         "read.yaml": "import medusa.json",
         "merged.safetensors": "merge even.safetensors odd.safetensors",
@@ -70,11 +71,11 @@ def test_files_without_a_model_are_identical() -> None:
     }
     for output, line in lines.items():
         treeopt(*line.split(), "-o", output)
-    for file in lines:
+    for file in (*lines, "chart.svg"):
         found = reproduced(file)
         assert (file, found["verdict"], found["difference"]) == (file, "identical", None)
     assert reproduced("tree.yaml")["command"] == "treeopt build --nodes 9"
-    assert reproduced("tree.svg")["command"] == "treeopt render tree.yaml --title a--b"
+    assert reproduced("tree.svg")["command"] == "treeopt render tree.yaml --title 'a--b\U0001f600'"
 
 
 @pytest.mark.usefixtures("calibration")
@@ -83,6 +84,11 @@ def test_results_without_a_model_are_equal() -> None:
     found = reproduced(saved("build.json", "build", "--nodes", "9", "-o", "t.yaml"))
     assert (found["verdict"], found["difference"]) == ("equal", None)
     assert reproduced(saved("show.json", "show", "t.yaml"))["verdict"] == "identical"
+    plan = saved("plan.json", "plan", "--model", "llama-7b", "--device-preset", "l4", "--host-seconds", "5e-05")
+    Path(plan).write_text(Path(plan).read_text().replace('"model":', '"note": "\\ud83d\\ude00", "model":', 1))
+    assert "host-seconds: 5.0e-05" in treeopt("show", plan, "--options").stdout
+    Path("host.yaml").write_text("plan:\n  host-seconds: 5e-5\n")  # a text to YAML 1.1
+    treeopt("plan", "--model", "llama-7b", "--device-preset", "l4", "--config", "host.yaml")
 
 
 @pytest.mark.slow

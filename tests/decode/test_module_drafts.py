@@ -386,12 +386,13 @@ def test_tokens_outside_by_category() -> None:
     answers = [
         ("code", [inside[0], outside[0], outside[1], inside[1]]),
         ("talk", [outside[2], outside[0]]),
+        ("all", [inside[1]]),  # a category of this name is no second count
         ("code", [inside[2], inside[2], inside[3], inside[4]]),
         (None, [outside[3], inside[5]]),
     ]
     prompts = [Prompt(f"set:{i}", None, "1", None, category) for i, (category, _) in enumerate(answers)]
     texts = [Text(prompt.id, [1], answer, prompt) for prompt, (_, answer) in zip(prompts, answers, strict=True)]
-    assert outside_shares(draft, texts) == {"all": 5 / 12, "code": 2 / 8, "talk": 1.0}
+    assert outside_shares(draft, texts) == {"all": 5 / 13, "code": 2 / 8, "talk": 1.0}
 
 
 def test_traced_ranks_are_those_of_candidates() -> None:

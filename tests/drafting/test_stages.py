@@ -77,7 +77,10 @@ def test_few_prompts_are_not_judged() -> None:
     base, heads = planted()
     found = learn(base, heads, answered(base, prompts_of(2, 3), 8), Learning(), options=AnswerOptions(8, 4))
     assert found.stages == ()
-    assert 40 <= found.tokens < 90 + 3 * 20
+    assert 40 <= found.sampled < found.tokens < 90 + 3 * 20
+    assert not any("counts of itself" in text for text in found.warnings(10**6))
+    alone = learn(base, heads, answered(base, prompts_of(2, 1), 8), Learning(), options=AnswerOptions(8, 4))
+    assert any("counts of itself" in text for text in alone.warnings(10**6))
 
 
 def test_a_number_has_no_stages() -> None:

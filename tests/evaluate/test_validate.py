@@ -158,6 +158,12 @@ def test_validate_tree_without_expectation(base: Base, loaded: LoadedHeads, text
     assert done == [(1, 2), (2, 2)]
 
 
+def test_texts_of_one_id_are_refused(base: Base, loaded: LoadedHeads) -> None:
+    """Before anything is decoded."""
+    with pytest.raises(ValueError, match="have one prompt_id"):
+        validate(base, loaded.heads, Tree.chain(2), [Text("a", [1, 2], []), Text("a", [3], [])])
+
+
 @pytest.mark.parametrize("budget", [1, 2])
 def test_validate_small_budget(budget: int) -> None:
     """One or two tokens a text can be proved as well; a pace of no decoded token is none."""

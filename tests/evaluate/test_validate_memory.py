@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import subprocess
 import sys
 import weakref
@@ -197,6 +198,9 @@ def test_generate_learns_from_what_it_served(tmp_path: Path) -> None:
     file = tmp_path / "memory"
     given = ("generate", PROMPT, "--memory", file, "--max-new-tokens", "32")
     first, second = treeopt_json(*given), treeopt_json(*given)
+    result = tmp_path / "result.json"
+    result.write_text(json.dumps(second))
+    assert "has learned its text since" in error_of("E203", "reproduce", result)
     assert first["text"] == second["text"]
     assert len(second["step_lengths"]) < len(first["step_lengths"])
     assert [len(step["tokens"]) for step in second["steps"]] == second["step_lengths"]

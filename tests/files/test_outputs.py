@@ -20,6 +20,13 @@ from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_tree, save_buffers
 
 
+def test_texts_that_are_not_utf8_are_written(tmp_path: Path) -> None:
+    """As names of files can be: the character is replaced, and the mark holds."""
+    write_marked(tmp_path / "a.svg", "<svg>\udcff</svg>\n", PICTURE)
+    assert (tmp_path / "a.svg").read_bytes().startswith(b"<svg>?</svg>")
+    check_output(tmp_path / "a.svg", kind=PICTURE, force=False, inputs=())
+
+
 def refusal(path: Path | str, kind: str | None = None, *, force: bool = False, inputs: tuple[Path, ...] = ()) -> Code:
     """The error's code."""
     error = refusal_of(check_output, path, kind=kind, force=force, inputs=inputs)

@@ -179,6 +179,8 @@ WRONG_CSV = {
     "tokens,seconds\n1,0.5\n2.5,0.6\n": "line 3 has a cell that is not a number",
     "tokens,seconds\n1\n": "line 2 has a cell that is not a number",
     "tokens,seconds\n1,0.5,7\n": "line 2 has more cells than columns",
+    "tokens,seconds\n,0.5\n": "line 2 has a cell that is not a number",
+    f"tokens,seconds\n1,{'x' * 140_000}\n": "line 2 has a cell that is not a number",
     "tokens,seconds\n1,0\n": "line 2",
     "tokens,seconds\n1,nan\n": "line 2",
     "tokens,seconds\n1,inf\n": "line 2",

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from looped import looped
 from refusals import refusal_of
 from safetensors.numpy import save
+from safetensors.torch import save as save_weights
 
 import treeopt
 from treeopt.errors import Code, TreeoptError
@@ -116,6 +118,7 @@ def test_every_damaged_byte_is_read_or_refused(tmp_path: Path) -> None:
         b"\xff" * 100,
         save({"a": np.zeros(2)}),
         save({"a": np.zeros(2)}, metadata={"format": "pt"}),
+        save_weights({"a": torch.zeros(2, dtype=torch.bfloat16)}),
         save({"a": np.zeros(2)}, metadata={"treeopt": "{"}),
         save({"a": np.zeros(2)}, metadata={"treeopt": "[]"}),
         save({"a": np.zeros(2)}, metadata={"treeopt": "{}"}),

@@ -37,7 +37,7 @@ def test_replay_is_a_naive_loop(seed: int, size_cost: tuple[tuple[int, float], .
     assert sizes_of(policy, calibration.steps)[found.visited].tolist() == sizes
 
 
-@looped("depth", [1, 2, 3, 4, 9])
+@looped("depth", [3, 4, 9])
 @looped("size_cost", [(), ((2, 0.3), (32, 0.9))])
 def test_replay_ends_at_the_depth_of_the_policy(depth: int, size_cost: tuple[tuple[int, float], ...]) -> None:
     """No step accepts more drafts than the policy is deep, nor more than there are levels in the traces."""
@@ -47,6 +47,19 @@ def test_replay_ends_at_the_depth_of_the_policy(depth: int, size_cost: tuple[tup
     assert found.sums.steps.tolist() == naive(policy, calibration)[0]
     assert found.depth == min(depth, 3)
     assert found.accepted[found.visited].max() == min(depth, 3)
+
+
+@looped("depth", [1, 2])
+def test_a_policy_above_the_depth_of_the_traces(depth: int) -> None:
+    """Nodes below its depth would have other places in its own trees: refused, unless there are none."""
+    calibration = traced(11, exact=True)
+    policy = TreePolicy(32, depth, "d1")
+    assert refusal_of(replay_policy, policy, calibration).code is Code.CALIBRATION_INVALID
+    assert calibration.steps is not None
+    nodes = calibration.steps.node_rank.copy()
+    nodes[:, depth:] = np.where(nodes[:, depth:] == NONE, NONE, MISS)
+    own = dataclasses.replace(calibration, target=None, steps=dataclasses.replace(calibration.steps, node_rank=nodes))
+    assert replay_policy(policy, own).sums.steps.tolist() == naive(policy, own)[0]
 
 
 @looped("seed", range(4))

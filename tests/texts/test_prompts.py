@@ -17,7 +17,7 @@ from refusals import refusal_of
 from treeopt.errors import EXIT_ENVIRONMENT, EXIT_INPUT, Code, TreeoptError
 from treeopt.models import hub
 from treeopt.texts import prompts as prompts_module
-from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
+from treeopt.texts.prompts import Prompt, PromptSet, load_prompts, row_of
 
 ROWS = [{"instruction": "Name a bird."}, {"instruction": "Name a fish.", "output": "A carp."}]
 
@@ -129,6 +129,16 @@ def test_load_prompts_turns_under_prompt(tmp_path: Path) -> None:
     prompt = one(tmp_path, {"category": "math", "prompt": ["a", "b"], "prompt_id": 3})
     assert (prompt.messages, prompt.later) == (({"role": "user", "content": "a"},), ("b",))
     assert one(tmp_path, {"prompt": "a", "turns": []}).later == ()
+    asked = {"messages": [{"role": "user", "content": "a"}], "turns": ["a", "b"]}
+    assert one(tmp_path, asked).later == ()  # messages have the turns already
+
+
+@looped(
+    "name, said", [("set:00000003.02", "row 3 turn 2"), ("mine:7", "row 7"), ("request", "request"), ("a:b", "a:b")]
+)
+def test_row_of_any_id(name: str, said: str) -> None:
+    """Ids of callers are of any form."""
+    assert row_of(name) == said
 
 
 def test_prompt_after_an_answer(tmp_path: Path) -> None:

@@ -129,6 +129,8 @@ def job_of(
     """The arguments of `run_calibration`, loaded and checked; its errors."""
     if not isinstance(learning, (Learning, NoneType)):
         raise TypeError(f"learning is treeopt.Learning or None, not an object of type {type(learning).__name__}")
+    if options.shard is not None and learning is not None:
+        raise ValueError("shard and learning are both given: learn a drafter of all prompts first, then give drafter")
     if heads is not None and options.draft is not None:
         raise ValueError("both heads and a draft model are given: leave one out")
     if heads is None and drafter is None and learning is None:
@@ -193,8 +195,6 @@ def run_calibration(
         4
     """
     chosen = CalibrationOptions(**options)
-    if chosen.shard is not None and learning is not None:
-        raise ValueError("shard and learning are both given: learn a drafter of all prompts first, then give drafter")
     given: dict[str, Any] = {"tokenizer": tokenizer, "drafter": drafter, "learning": learning, "progress": progress}
     run = calibrate(job_of(model, heads, prompts, chosen, **given))
     assert run is not None, "only commands divide a run among processes"
@@ -260,7 +260,9 @@ def _learned(job: Job, texts: Sequence[Text], learning: Learning) -> Learned:
     source = source_of(job)
     if learned.stages:
         stages = [[stage.tokens, round(stage.tokens_per_step, 4)] for stage in learned.stages]
-        source["learning"] |= {"tokens": learned.stages[-1].tokens, "stages": stages}
+        source["learning"] |= {"stages": stages}
+    if learning.tokens is None and learning.stages:
+        source["learning"] |= {"tokens": learned.sampled}
     learned = dataclasses.replace(learned, drafter=dataclasses.replace(learned.drafter, source=source))
     if job.run.team is not None:
         job.run.agree("drafter", " ".join(one.id for one in (learned.drafter, *learned.folds)))

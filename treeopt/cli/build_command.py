@@ -126,7 +126,7 @@ def _run_verdict(console: Console, options: dict[str, Any]) -> None:
     from treeopt.optimize.build_job import BuildJob
     from treeopt.optimize.verdict import verdict_report, verdict_warnings, verdicts_of
 
-    check_belongs(("engine",), "a build of one tree", holds=False)
+    check_belongs(("engine", "path_tokens"), "a build of one tree", holds=False)
     if not 1 <= len(options["profile"]) <= len(PROFILE_KINDS):
         raise click.UsageError("--nodes auto takes one --profile for each kind; more belong to --drafter auto")
     kinds = _kinds(options)
@@ -273,7 +273,7 @@ def _run_auto(console: Console, options: dict[str, Any]) -> None:
     from treeopt.optimize.build_job import BuildJob
     from treeopt.optimize.build_report import choice_report
 
-    check_belongs(("engine",), "a build without --drafter auto", holds=False)
+    check_belongs(("engine", "path_tokens"), "a build without --drafter auto", holds=False)
     kinds = _kinds(options)
     sized = given("nodes") and isinstance(options["nodes"], int)
     job = BuildJob(nodes=options["nodes"] if sized else None, **_limits(options))

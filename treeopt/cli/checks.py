@@ -69,7 +69,7 @@ def check_belongs(names: tuple[str, ...], to: str, holds: bool) -> None:
 INPUT_OPTIONS = (
     *("heads", "model", "adapter", "draft", "prompts", "prompts_learn", "responses", "exclude", "data"),
     *("tree", "calibration", "calibrations", "drafter", "memory", "profile", "compare", "fit"),
-    *("validation", "comparison", "decoding", "file", "files", "first", "second"),
+    *("validation", "comparison", "decoding", "measured", "file", "files", "first", "second"),
 )
 
 

@@ -232,6 +232,19 @@ class LoadedPlan:
     draft: Base | None
 
 
+def named_models(options: Mapping[str, Any], chosen: ChosenPlan) -> dict[str, Any]:
+    """What the drafter's file names where the options do not: base and heads, and the dtype of its tree."""
+    if chosen.drafter is None:
+        return {}
+    named, found = chosen.drafter.source, {}
+    if options["model"] is None and options["heads"] is None:
+        heads = named.get("heads") or None if chosen.drafter.num_heads else None
+        found = {"model": named.get("model"), "heads": heads}
+    if options["dtype"] == "auto" and options["tree"] is None:
+        found["dtype"] = chosen.drafter.timed_dtype or "auto"
+    return found
+
+
 def load_for_plan(console: Console, options: Mapping[str, Any], chosen: ChosenPlan) -> LoadedPlan:
     """Load the models that a plan needs, and warn where it was made for others; the plan where none was chosen."""
     from treeopt.drafting.plans import untrained

@@ -13,7 +13,14 @@ import click
 import treeopt
 from treeopt.cli.checks import check_belongs, check_inputs, option_of, origin_of
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafters import ChosenPlan, chosen_plan, load_draft_model, load_for_plan, plan_options
+from treeopt.cli.drafters import (
+    ChosenPlan,
+    chosen_plan,
+    load_draft_model,
+    load_for_plan,
+    named_models,
+    plan_options,
+)
 from treeopt.cli.options import (
     GREEDY,
     REJECTION,
@@ -109,19 +116,6 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     )
 
 
-def _named_models(options: Mapping[str, Any], chosen: ChosenPlan) -> dict[str, Any]:
-    """What the drafter's file names where the options do not: base and heads, and the dtype of its tree."""
-    if chosen.drafter is None:
-        return {}
-    named, found = chosen.drafter.source, {}
-    if options["model"] is None and options["heads"] is None:
-        heads = named.get("heads") or None if chosen.drafter.num_heads else None
-        found = {"model": named.get("model"), "heads": heads}
-    if options["dtype"] == "auto" and options["tree"] is None:
-        found["dtype"] = chosen.drafter.timed_dtype or "auto"
-    return found
-
-
 def _check_drawn(options: Mapping[str, Any], drawn: bool) -> None:
     """Check the options that belong to drafts that are drawn, or do not."""
     check_belongs(("nodes",), f"--acceptance {REJECTION}", drawn)
@@ -140,7 +134,7 @@ def _decoder(
         return _drawn_decoder(console, options, rule)
     from treeopt.decode.decoder import TreeDecoder
 
-    used = load_for_plan(console, {**options, **_named_models(options, chosen)}, chosen)
+    used = load_for_plan(console, {**options, **named_models(options, chosen)}, chosen)
     heads = None if used.heads is None else used.heads.heads
     given: Any = {"drafter": used.drafter, "draft": used.draft, "acceptance": rule, "memory": memory}
     decoder = TreeDecoder(used.base, heads, used.plan, **given)

@@ -83,8 +83,8 @@ def run(console: Console, **options: Any) -> None:
     if options["output"] is not None:
         check_outputs(options, options["output"], suffixes=(".yaml", ".yml"))
     if options["chart"] is not None:
-        check_suffix(options["chart"], ".svg", option="--chart")
         check_outputs(options, options["chart"], kind=PICTURE)
+        check_suffix(options["chart"], ".svg", option="--chart")
     shape = model_shape(options["model"])
     calibration = load_calibration(options["calibration"]) if options["calibration"] else None
     drafting = _drafting(console, options, shape, calibration)

@@ -10,7 +10,7 @@ import click
 
 from treeopt.cli.checks import check_belongs
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafters import chosen_plan, draft_option, drafter_file_option, load_for_plan
+from treeopt.cli.drafters import chosen_plan, draft_option, drafter_file_option, load_for_plan, named_models
 from treeopt.cli.options import chat_template_option, check_outputs, force_option, model_options
 from treeopt.defaults import LABELS, THEMES
 from treeopt.errors import Code, TreeoptError
@@ -89,7 +89,7 @@ def _step(console: Console, options: Mapping[str, Any], chosen: ChosenPlan) -> D
     text = options["example"]
     if not text:
         raise TreeoptError(Code.PROMPTS_EMPTY, "the prompt is empty", fix='--example "Once upon a time"')
-    used = load_for_plan(console, options, chosen)
+    used = load_for_plan(console, {**options, **named_models(options, chosen)}, chosen)
     template = options["chat_template"]
     ids, _ = encode(request(text), used.base.tokenizer, chat_template=template, vocab=used.base.vocab_size)
     heads = None if used.heads is None else used.heads.heads

@@ -22,6 +22,7 @@ from treeopt.files.configurations import (
     MADE_BY,
     NO_COMMANDS,
     command_lines,
+    configuration_yaml,
     note_of,
     stored_configuration,
 )
@@ -87,6 +88,9 @@ def _checked(file: Path, mapped: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         what = f"{file} does not store one command with the hashes of its inputs"
         lines = "; ".join(command_lines(stored))
         raise TreeoptError(Code.FILE_INVALID, what, why="another version wrote it, or Python code", fix=lines)
+    if "generate" in stored and stored["generate"].get("memory") is not None:
+        what = f"{file} was made with a memory, which has learned its text since"
+        raise TreeoptError(Code.FILE_INVALID, what, fix="; ".join(command_lines(stored)))
     if file.suffix == ".svg" and "compare" in stored:
         what = f"{file} is a picture of measured seconds, which are never the same again"
         raise TreeoptError(Code.FILE_INVALID, what, fix="reproduce the result of --json")
@@ -126,8 +130,8 @@ def _again(console: Console, file: Path, name: str, made: Mapping[str, Any], dev
                 made[name].setdefault("prompt", content.get("prompt"))
         else:
             outputs, target = _outputs(file, name, content, folder)
-        options = folder / "options.json"
-        options.write_text(json.dumps({one: made[one] for one in (name, DEFAULTS) if one in made}))
+        options = folder / "options.yaml"
+        options.write_text(configuration_yaml({one: made[one] for one in (name, DEFAULTS) if one in made}))
         threads = made[MADE_BY].get("threads")
         if isinstance(threads, int) and 0 < threads <= _MOST_THREADS:
             import torch
@@ -149,6 +153,8 @@ def _outputs(file: Path, name: str, content: Mapping[str, Any], folder: Path) ->
         return ["-o", str(folder / "heads")], folder / "heads" / file.name
     if name == "calibrate" and file.name.endswith(_DRAFTER_SUFFIX):
         return ["-o", str(inside.with_name(inside.name.replace(_DRAFTER_SUFFIX, ".safetensors")))], inside
+    if name == "plan" and file.suffix == ".svg":
+        return ["--chart", str(inside)], inside
     shard = ["--shard", f"{content['shard']}/{content['shards']}"] if content.get("schema") == "treeopt.shard/1" else []
     learned = content.get("provenance.drafter") == f"{file.stem}{_DRAFTER_SUFFIX}"
     target = inside if learned else folder.with_name(f"{folder.name}.{file.name}")

@@ -154,6 +154,7 @@ class Learned:
     tokens: int  # counted, of greedy and sampled answers
     seconds: dict[str, float] = field(default_factory=dict)  # of each part of the work
     stages: tuple[Stage, ...] = ()  # where their number was to be found
+    sampled: int = 0  # tokens
 
     def lines(self) -> Iterator[str]:
         """What is printed: the text that was counted, the size of the n-gram table, and the seconds."""
@@ -171,9 +172,11 @@ class Learned:
         yield ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items())
 
     def warnings(self, positions: int) -> list[str]:
-        """A warning where it was fitted to few positions."""
+        """Warnings where it was fitted to few positions, or to texts that its table counts."""
         few = f"fitted to {counted(positions, 'position')}; with fewer than {_FEW:,} the weights are unreliable"
-        return [f"warning: {few}"] if positions < _FEW else []
+        own = "all texts are of one prompt or dialogue, so each is judged by counts of itself; figures are too high"
+        same = len(self.folds) == 1 and self.drafter.ngram_table is not None and not self.drafter.ngram_table.empty
+        return [f"warning: {text}" for text, holds in ((few, positions < _FEW), (own, same)) if holds]
 
     def as_dict(self) -> dict[str, Any]:
         """What programs read of it: the drafter's weights, too."""
@@ -239,7 +242,7 @@ def learn(
             if (number and not stages[-1].pays(stages[-2])) or sampled - before < asked:
                 break
     assert learned is not None
-    return dataclasses.replace(learned, stages=tuple(stages))
+    return dataclasses.replace(learned, stages=tuple(stages), sampled=sampled)
 
 
 @dataclass(frozen=True, eq=False)

@@ -353,10 +353,8 @@ def outside_shares(draft: Base | None, texts: Sequence[Text]) -> dict[str, float
     known = set(tokens.tolist())
     lacking: dict[str, list[bool]] = {ALL_TEXTS: []}
     for text in texts:
-        found = [token not in known for token in text.answer]
-        lacking[ALL_TEXTS] += found
-        if text.category:
-            lacking.setdefault(text.category, []).extend(found)
+        for name in {ALL_TEXTS, text.category or ALL_TEXTS}:
+            lacking.setdefault(name, []).extend(token not in known for token in text.answer)
     return {name: sum(part) / max(1, len(part)) for name, part in lacking.items()}
 
 

@@ -34,7 +34,8 @@ _POSITION = re.compile(r'(?:^|,)position="(\d{1,4})"')
 # A request in the log of llama.cpp's server since its pull request 24536: one line, and later two, of which the one
 # with positions needs `--verbosity 4`.
 _LOG = re.compile(
-    r"draft acceptance = [\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\), mean (?:acceptance length|len) =\s*([\d.]+)"
+    r"draft acceptance = [\d.]+ \(\s*(\d{1,15}) accepted /\s*(\d{1,15}) generated\), "
+    r"mean (?:acceptance length|len) =\s*([\d.]+)"
     r"(?:, acceptance rate per position = \(([\d., ]+)\)|[^\n]*\n[^\n]*acc per pos = \(([\d., ]+)\))?"
 )
 
@@ -47,7 +48,7 @@ def read_acceptance(path: str | os.PathLike[str]) -> MeasuredAcceptance:
     """
     raw = read_bytes(path, MOST_BYTES)
     try:
-        text = raw.decode()
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _invalid(path, "is not text in UTF-8") from error
     if "draft acceptance" in text:

@@ -79,6 +79,7 @@ def write_marked(
     from treeopt.files.strict_yaml import MAX_BYTES  # imports pydantic
 
     assert content.endswith("\n")
+    content = content.encode(errors="replace").decode()  # names of files that are not UTF-8
     if kind == TREE and len(content) + LONGEST > MAX_BYTES:
         what, why = f"{path} would have {len(content):,} bytes", f"at most {MAX_BYTES:,} are read"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix="a smaller --nodes, or fewer plans of a schedule")

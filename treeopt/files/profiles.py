@@ -111,6 +111,7 @@ def load_profile(path: str | os.PathLike[str] = PROFILE_FILE) -> LatencyProfile:
 
 def _load_csv(path: str | os.PathLike[str]) -> LatencyProfile:
     """The points of a CSV file, without provenance: their drafter is not compared with that of a calibration."""
+    csv.field_size_limit(_MOST_CSV)  # a longer cell is an error of another kind
     rows = csv.DictReader(read_bytes(path, _MOST_CSV).decode("utf-8-sig", errors="replace").splitlines())
     names = [(name or "").strip() for name in rows.fieldnames or ()]
     wrong = {name for name in names if name not in _COLUMNS or names.count(name) > 1}
@@ -123,7 +124,7 @@ def _load_csv(path: str | os.PathLike[str]) -> LatencyProfile:
         try:
             if None in row:
                 raise TreeoptError(Code.FILE_INVALID, "has more cells than columns")
-            nodes, batch, context = (int(row.get(name) or 1) for name in ("tokens", "batch", "context"))
+            nodes, batch, context = (int(row[name] if name in names else 1) for name in ("tokens", "batch", "context"))
             seconds = float(row["seconds"])
             points.append(LatencyPoint(nodes, batch, context, seconds, seconds, seconds))
         except (TypeError, ValueError, TreeoptError) as error:

@@ -26,6 +26,7 @@ MAX_VALUES = 1 << 21  # keys, values and lists; each takes about 500 bytes while
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
+_EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]{1,3}")
 _SCALARS: dict[str, Callable[[str], Any]] = {
     "bool": {"true": True, "false": False}.get,
     "null": {"null": None, "~": None, "": None}.get,
@@ -126,8 +127,9 @@ def _convert_mapping(path: Path, node: yaml.MappingNode, where: Where, marks: Ma
 def _convert_scalar(path: Path, node: yaml.Node) -> Any:
     text: str = node.value
     kind = node.tag.removeprefix(_TAG)
-    if kind in ("str", "timestamp"):  # dates remain text
-        return text
+    if kind in ("str", "timestamp"):  # dates remain text; numbers such as 5e-5, which YAML 1.1 reads as text, do not
+        plain = not getattr(node, "style", None)
+        return float(text) if plain and _EXPONENT.fullmatch(text) else text
     if kind in _SCALARS:
         try:
             value = _SCALARS[kind](text)

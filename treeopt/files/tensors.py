@@ -44,6 +44,9 @@ def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, ND
         arrays = load(raw)
     except SafetensorError as error:
         raise TreeoptError(Code.FILE_INVALID, f"{path} is damaged or not a safetensors file: {error}") from error
+    except KeyError as error:  # a dtype that numpy does not have
+        what = f"{path} was not written by treeopt: it has tensors in {error.args[0]}, as weights of models"
+        raise TreeoptError(Code.FILE_INVALID, what) from error
     header = header_in(raw)
     if not header:
         what = f"{path} was not written by treeopt: it has no {HEADER_KEY!r} header"

@@ -23,7 +23,7 @@ from treeopt.optimize.replay import Replay, TextSums, check_drafter, replay, vis
 from treeopt.optimize.tree_builder import predicted_ends, rounded, source_of
 from treeopt.policy import Plan, PolicyExpected, TreePolicy
 from treeopt.schedule import Schedule
-from treeopt.traces import NONE, StepTraces
+from treeopt.traces import MISS, NONE, StepTraces
 from treeopt.tree import Tree
 
 BINS = 10  # of estimated probability, equally wide
@@ -49,8 +49,10 @@ def replay_policy(policy: TreePolicy | str | os.PathLike[str], calibration: Cali
     check_drafter(policy.drafter, calibration)
     steps = traced_steps(calibration, path_tokens=policy.path_tokens)
     depth = min(policy.depth, calibration.num_heads)
-    if policy.path_tokens and depth < calibration.num_heads:
-        what = f"a policy of path tokens is {depth} drafts deep, and its trees were traced {calibration.num_heads} deep"
+    # Nodes below its depth have taken places that the policy's trees give to others.
+    deeper = policy.path_tokens or (steps.node_rank[:, depth:] < MISS).any()
+    if depth < calibration.num_heads and deeper:
+        what = f"a policy is {depth} drafts deep, and its trees were traced {calibration.num_heads} deep"
         raise TreeoptError(Code.CALIBRATION_INVALID, what, fix="treeopt build, which makes it as deep")
     return _replay(calibration, sizes_of(policy, steps), depth, path_tokens=policy.path_tokens)
 

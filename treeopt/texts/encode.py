@@ -148,6 +148,8 @@ def as_texts(
 ) -> tuple[Sequence[Text], tuple[Skipped, ...]]:
     """The token ids of prompts, and the prompts that do not fit into the context; `Text` records are not changed."""
     if isinstance(prompts, (list, tuple)) and prompts and all(isinstance(text, Text) for text in prompts):
+        if len({text.prompt_id for text in prompts}) < len(prompts):
+            raise ValueError("two of the Text records have one prompt_id")
         return prompts, ()
     rows: Any = prompts
     encoded = encode_prompts(base, as_prompt_set(rows), max_new_tokens, chat_template=chat_template)

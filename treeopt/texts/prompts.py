@@ -157,8 +157,10 @@ def row_id(digest: str, index: int) -> str:
 
 
 def row_of(prompt_id: str) -> str:
-    """The row of a prompt in its file, and its turn from the second on."""
+    """The row of a prompt in its file, and its turn from the second on; the id itself where a caller chose it."""
     row, _, turn = prompt_id.partition(":")[2].partition(".")
+    if not row.isdecimal() or not (turn or "0").isdecimal():
+        return prompt_id
     return f"row {int(row)}" + (f" turn {int(turn)}" if turn else "")
 
 
@@ -179,7 +181,7 @@ def as_prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) ->
     request = next((usable[field] for field in _REQUESTS if isinstance(usable.get(field), str)), None)
     answer, chat, text = _answer(fields), None, None
     if "messages" in usable:
-        chat = tuple(usable["messages"])
+        chat, turns = tuple(usable["messages"]), ()
         if chat[-1]["role"] == "assistant":
             answer, chat = chat[-1]["content"], chat[:-1]
     elif turns:
