@@ -127,6 +127,15 @@ def test_second_call_makes_nothing(
     assert found[0].step_lengths == found[1].step_lengths == found[2].step_lengths
 
 
+def test_more_tokens_are_another_decoder(made: list[Any]) -> None:
+    """A model whose vocabulary was resized is not drafted for by tables of its former tokens."""
+    base = tiny_base("llama", 1)
+    run(base.model)
+    base.model.resize_token_embeddings(base.vocab_size + 3)
+    run(base.model)
+    assert len(made) == 2
+
+
 @pytest.mark.parametrize("name", ["drafter file", "plan of the drafter"])
 def test_changed_drafter_is_read_again(
     name: str, base: Base, heads: MedusaHeads, drafter: Drafter, folder: Path, made: list[Any]

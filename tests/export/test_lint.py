@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import random_calibration
 from looped import looped
 from refusals import refusal_of
 
@@ -20,7 +21,8 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.export import lint, trees
 from treeopt.export.lint import DRAFT_ROWS, ERROR, WARNING, check_exportable, engines_report, lint_tree
 from treeopt.export.trees import adjacency_text, import_tree
-from treeopt.optimize.build_job import BuildJob
+from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.build_job import BuildJob, run_job
 from treeopt.tree import Tree
 
 
@@ -127,7 +129,8 @@ def test_tree_is_built_flatter_until_it_is_read_rightly(monkeypatch: pytest.Monk
     def run_job(_: Any, job: Any, **__: Any) -> Any:
         depths.append(job.max_depth)
         fit = SimpleNamespace(sums=None)
-        return SimpleNamespace(tree=Tree.chain(job.max_depth or 4), fit=fit, fitted=None, budget=8)
+        made = {"fit": fit, "fitted": None, "budget": 8, "limits": SimpleNamespace(path_tokens=None)}
+        return SimpleNamespace(tree=Tree.chain(job.max_depth or 4), **made)
 
     monkeypatch.setattr(lint, "run_job", run_job)
     monkeypatch.setattr(lint, "lint_tree", lambda tree, engine: [other, *([rows] if tree.depth > 2 else [])])
@@ -150,3 +153,14 @@ def test_advice_is_given_where_limits_refuse() -> None:
     other = dataclasses.replace(Tree.chain(2), drafter="0123456789abcdef")
     assert str(list(engines_report(other))[-1]).endswith(", by its drafter")
     assert str(list(engines_report(Tree(((12,),))))[-1]).endswith("builds within the limits of one")
+
+
+def test_the_tree_without_limits_has_as_many_path_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What limits cost is told at one budget, also where it is that of the fastest size."""
+    built: list[Any] = []
+    monkeypatch.setattr(lint, "run_job", lambda *given, **more: built.append(run_job(*given, **more)) or built[-1])
+    points = [LatencyPoint(n, 1, 512, s, s, s) for n, s in ((1, 1.0), (4, 1.16), (16, 1.64), (32, 2.28))]
+    profile = LatencyProfile.from_points(points, {"unit": "path tokens"})
+    lint.build_for(random_calibration(5), BuildJob(nodes=None, max_rank=0, profile=profile))
+    limited, free = (one.limits.path_tokens for one in built)
+    assert limited == free is not None

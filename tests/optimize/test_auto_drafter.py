@@ -128,6 +128,14 @@ def test_given_number_of_nodes_is_the_only_size() -> None:
     assert choice.best.budget.tokens_per_step == best  # all take the same seconds
 
 
+def test_nodes_have_no_price_in_path_tokens() -> None:
+    """Of profiles in path tokens static trees alone are compared at a number of nodes."""
+    profiles = [profile_of(CHEAP, "d1", kind, unit="path tokens") for kind in ("static", "dynamic")]
+    choice = choose_drafter([CALIBRATIONS["d1"]], profiles, BuildJob(nodes=4))
+    assert [bool(one.budget) for one in choice.candidates] == [True, False]
+    assert "path tokens" in choice.candidates[1].missing
+
+
 def test_what_has_no_profile_is_named_with_its_command() -> None:
     """Candidates without figures say why, and what to run."""
     calibrations = [CALIBRATIONS["d1"], dataclasses.replace(CALIBRATIONS["d2"], steps=None)]

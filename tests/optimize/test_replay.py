@@ -98,6 +98,7 @@ def test_ends_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treeopt.optimize.trie._CHUNK", 7)
     check(random_tree(0, nodes=20, depth=4, ranks=4), random_calibration(0))
     got = replay(Tree.chain(2), make_calibration([np.zeros((0, 2))]))
+    assert got.histogram == (0, 0, 0)
     assert (got.steps, got.tokens, got.tokens_per_step) == (0, 0, 1.0)
     assert got.acceptance_by_depth().tolist() == [0.0, 0.0]
 
@@ -183,7 +184,7 @@ def test_policy_equals_naive_sums(nodes: int) -> None:
     assert calibration.steps is not None
     places = calibration.target.places
     assert places is not None
-    depth = 2
+    depth = calibration.num_heads
     found = replay_policy(TreePolicy(nodes, depth, "d1"), calibration)
     tokens = 0.0
     for i in np.flatnonzero(found.visited):

@@ -197,7 +197,7 @@ def _key(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any, draft: Any
         return None
     tensors = list(heads.parameters()) if isinstance(heads, nn.Module) else []
     written = [(one.data_ptr(), one.dtype, None if one.is_inference() else one._version) for one in tensors]
-    setting = (model.dtype, model.device, model.config._attn_implementation)
+    setting = (model.dtype, model.device, model.config._attn_implementation, BorrowedBase(model).vocab_size)
     of_draft = getattr(draft, "dtype", None), getattr(draft, "device", None)
     return setting, heads, written, of_draft, *map(_named, (tree, drafter, draft))
 

@@ -341,7 +341,8 @@ def build_for(calibration: Calibration, job: BuildJob, *, progress: Progress = s
         flatter = dataclasses.replace(job, max_depth=built.tree.depth - 1)
         built = run_job(calibration, flatter, progress=progress)
         findings = lint_tree(built.tree, job.engine)
-    without = dataclasses.replace(job, engine="", max_rank=None, nodes=built.budget)
+    budget: dict[str, Any] = {"nodes": built.budget, "path_tokens": built.limits.path_tokens}
+    without = dataclasses.replace(job, engine="", max_rank=None, **budget)
     free = run_job(calibration, without, progress=progress)
     one, other = free.fit.sums, built.fit.sums
     if one is None or other is None:

@@ -176,6 +176,8 @@ def _candidate(group: DrafterGroup, kind: str, job: BuildJob, progress: Progress
         return Candidate(group, kind, None, "no traces of per-step trees", again)
     if profile is None:
         return Candidate(group, kind, None, "no profile", profile_command(group.calibration, kind))
+    if not static and profile.path_tokens and job.nodes is not None:
+        return Candidate(group, kind, None, "a number of nodes has no price in path tokens", "--nodes auto")
     try:
         if static:
             return Candidate(group, kind, _static_budget(group, profile, job, progress))
