@@ -49,8 +49,8 @@ class Schedule:
     """Plans of one drafter by batch and context.
 
     Args:
-        cells: at least one, sorted by (batch, context), each once; `from_cells` sorts. Plans without drafts get the
-            drafter of the others.
+        cells: at least one, sorted by (batch, context), each once; `from_cells` sorts. Policies have one depth. Plans
+            without drafts get the drafter of the others.
         source: made_by, calibration and the drafter's file; not compared.
 
     Raises:

@@ -242,7 +242,8 @@ def validate(
     Raises:
         TreeoptError: as `TreeDecoder` and the loaders; E303 where no prompt fits into the context, E503 for a `Text`.
         TypeError: where model, heads or prompts have another type, or there is no such option.
-        ValueError: where a number is out of range, or neither a tree nor a drafter is given.
+        ValueError: where a number is out of range, two `Text` records have one `prompt_id`, or neither a tree nor a
+            drafter is given.
 
     Examples:
         >>> import treeopt

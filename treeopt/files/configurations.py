@@ -234,10 +234,11 @@ def _header(path: Path) -> dict[str, Any] | None:
     if read_head(path, _START).startswith(_PICTURES):
         text = _comment(read_bytes(path, _MOST_READ))
         return None if text is None else {KEY: _json(text.encode())}
-    if read_head(path, 1) == b"{":  # JSON of any characters; a file that a user wrote is read as YAML, with its lines
-        found = _json(read_bytes(path, _MOST_READ))
-        return found if _place(found) is not None else None
-    return header_of(path)
+    found = header_of(path)
+    if found is None and read_head(path, 1) == b"{":  # of any characters; what a user wrote is read as YAML, with lines
+        result = _json(read_bytes(path, _MOST_READ))
+        return result if _place(result) is not None else None
+    return found
 
 
 def _comment(raw: bytes) -> str | None:

@@ -42,8 +42,8 @@ def replay_policy(policy: TreePolicy | str | os.PathLike[str], calibration: Cali
         calibration: with traces of per-step trees of the policy's drafter.
 
     Raises:
-        TreeoptError: E220 where the calibration has no traces of per-step trees; E223 where it is of another drafter;
-            as `treeopt.files.trees.as_policy`.
+        TreeoptError: E220 where the calibration has no traces of per-step trees, or of deeper ones; E223 where it is of
+            another drafter; as `treeopt.files.trees.as_policy`.
     """
     policy = as_policy(policy)
     check_drafter(policy.drafter, calibration)

@@ -126,7 +126,7 @@ class Replay:
     def verified(self) -> NDArray[np.bool_]:
         """bool [P]: the steps with a forward, which a root that is the last token of its text needs not."""
         found = self.visited.copy()
-        found[(ends := self.offsets[1:])[ends > 0] - 1] = False
+        found[self.offsets[1:][self.offsets[1:] > 0] - 1] = False
         return found
 
     @property
