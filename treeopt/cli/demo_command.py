@@ -70,7 +70,7 @@ def run(console: Console, output: str, force: bool) -> None:
     Four plans of one size are compared on held-out prompts: the Medusa tree of the heads, a static tree and per-step
     trees of a drafter heads+ngram, and per-step trees of a drafter without heads.
 
-    The demo is offline, uses one thread, and takes about a minute. --force replaces the files of an earlier demo.
+    The demo is offline, uses one thread, and takes one to two minutes. --force replaces the files of an earlier demo.
     """
     begin = time.monotonic()
     folder = make_folder(output)
