@@ -17,11 +17,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -71,47 +71,41 @@ def main() -> None:
     stages.add_argument("--positions", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     stages.add_argument("--drafter", choices=("heads", "ngram", "heads+ngram"), default="heads")
     stages.add_argument("--temperature", type=float, default=0.0)
-    stages.add_argument("--one", type=int, help=argparse.SUPPRESS)  # the number of positions of this process
     add_tiny(stages)
     vocabulary = commands.add_parser("vocabulary", help="peak memory of functions over logits, with and without bound")
     vocabulary.add_argument("--vocab", type=int, default=151_936)
     vocabulary.add_argument("--positions", type=int, default=256)
-    vocabulary.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)  # the function of this process
-    vocabulary.add_argument("--unbounded", action="store_true", help=argparse.SUPPRESS)
     add_tiny(vocabulary)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.command == "vocabulary":
-        vocabulary_table(options)
-        return
-    if options.one is not None:
-        print(json.dumps(measured(options.one, options.drafter, options.temperature)))
+        vocabulary_table(*((700, 40) if options.tiny else (options.vocab, options.positions)))
         return
     print(f"{machine(1)}, torch {torch.__version__}; {options.drafter}, temperature {options.temperature:g}")
     stages_table([600, 2400] if options.tiny else options.positions, options.drafter, options.temperature)
 
 
-def vocabulary_table(options: argparse.Namespace) -> None:
-    """Print the peak of each function with the bound and without; of `--one`, its peak and the hash of its result."""
-    vocab, positions = (700, 40) if options.tiny else (options.vocab, options.positions)
-    if options.one is not None:
-        if options.unbounded:
-            logits.LOGITS_BYTES = 1 << 60
-        print(json.dumps(peak_of(CASES[options.one](vocab, positions))))
-        return
+def alone(run: Callable[..., Any], *given: Any) -> Any:
+    """What a function returns in a process of its own, which begins as a copy of this one."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as process:
+        return process.submit(run, *given).result()
+
+
+def vocabulary_table(vocab: int, positions: int) -> None:
+    """Print the peak of each function with the bound and without."""
     print(f"{machine(1)}, torch {torch.__version__}")
     print(f"{positions} positions of {vocab:,} tokens: {positions * vocab * 4 / MB:.0f} MB of logits in float32")
     print(f"MB above the start     bound of {logits.LOGITS_BYTES / MB:.0f}   no bound   same bytes")
     for name in CASES:
-        line = [sys.executable, __file__, "vocabulary", "--one", name, *sys.argv[2:]]
-        runs = [subprocess.run([*line, *more], check=True, stdout=subprocess.PIPE) for more in ([], ["--unbounded"])]
-        (bounded, one), (unbounded, other) = (json.loads(run.stdout) for run in runs)
+        runs = [alone(peak_of, name, vocab, positions, bound) for bound in (logits.LOGITS_BYTES, 1 << 60)]
+        (bounded, one), (unbounded, other) = runs
         print(f"  {name:20}{bounded / MB:12.0f}{unbounded / MB:11.0f}   {'yes' if one == other else 'NO'}")
 
 
-def peak_of(run: Callable[[], torch.Tensor]) -> tuple[int, str]:
+def peak_of(name: str, vocab: int, positions: int, bound: int) -> tuple[int, str]:
     """Bytes of the peak of a function above the memory before it, and the hash of its result."""
-    meter = Meter()
+    logits.LOGITS_BYTES = bound
+    run, meter = CASES[name](vocab, positions), Meter()
     found = meter.metered("run", run)()
     return meter.peaks["run"], hashlib.sha256(found.numpy(force=True).tobytes()).hexdigest()
 
@@ -202,11 +196,7 @@ CASES = {
 
 def stages_table(sizes: list[int], drafter: str, temperature: float) -> None:
     """Print the peak of each stage for each number of positions, and how it grows with the last of them."""
-    given = [sys.executable, __file__, "stages", "--drafter", drafter, "--temperature", str(temperature)]
-    found = []
-    for size in sizes:
-        run = subprocess.run([*given, "--one", str(size)], check=True, stdout=subprocess.PIPE, text=True)
-        found.append(json.loads(run.stdout))
+    found = [alone(measured, size, drafter, temperature) for size in sizes]
     print("MB above the start    " + "".join(f"{one['positions']:>12,}" for one in found) + "   bytes a position")
     rows = [(name, [one["peaks"][name] for one in found]) for name in found[0]["peaks"]]
     rows.append(("file", [one["file"] for one in found]))

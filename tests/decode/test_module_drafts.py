@@ -112,7 +112,9 @@ def test_attention(case: tuple[str, str, bool]) -> None:
     """On models that verify trees with a mask."""
     kind, name, ngram = case
     base = tiny_base(name, 1, vocab_size=VOCAB)
-    check_plans(base, tiny_module(base, kind, 2, vocabulary=OWN_HEADS.get(kind, 0)), len(name), ngram=ngram)
+    new = 22 if kind == "causal" else NEW  # its random drafts are right too rarely in fewer tokens
+    draft = tiny_module(base, kind, 2, vocabulary=OWN_HEADS.get(kind, 0))
+    check_plans(base, draft, len(name), ngram=ngram, new=new)
 
 
 @pytest.mark.parametrize(
