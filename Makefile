@@ -84,7 +84,7 @@ docs: .venv/docs-installed
 
 # Every treeopt command of README and docs/, with small limits and small local models: minutes.
 docs-commands: venv
-	$(BIN)/python -m pytest -q -m docs tests/docs/test_commands.py
+	$(BIN)/python -m pytest -q -n $(WORKERS) --maxschedchunk 1 -m docs tests/docs/test_commands.py
 
 .venv/docs-installed: .venv/installed
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[docs]'

@@ -27,6 +27,7 @@ from treeopt.models.head_files import LoadedHeads, load_heads
 from treeopt.tree import Tree
 
 ROOT_FOLDER = Path(__file__).resolve().parent.parent
+FIT_STEPS = fit._STEPS
 SHARED = Path(os.environ.get("TREEOPT_SHARED", ROOT_FOLDER.parent / "shared")).resolve()
 
 
@@ -59,6 +60,12 @@ def _little_timing_and_fitting() -> Iterator[None]:
         patch.setattr(timed_step, "_TIMED", 1)
         patch.setattr(runs, "_WARM_UP_TOKENS", 2)
         yield
+
+
+@pytest.fixture
+def whole_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are searched in all iterations, as in the processes that a test starts."""
+    monkeypatch.setattr(fit, "_STEPS", FIT_STEPS)
 
 
 @pytest.fixture(scope="session")

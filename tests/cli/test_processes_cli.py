@@ -19,7 +19,6 @@ from looped import looped
 from program import error_number, error_of, treeopt
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from treeopt.drafting import fit
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import load_drafter
 from treeopt.runs.processes import check_device
@@ -40,12 +39,12 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("whole_fit")
 def test_three_processes_of_torchrun_give_the_bytes_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter learned from two prompts, and its traces: with one batch of each kind two processes make none."""
     for name in ("one", "three"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "one")
-    monkeypatch.setattr(fit, "_STEPS", 60)  # as in the processes, where nothing shortens the fit
     treeopt(*LEARN)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "treeopt", *LEARN]
     done = subprocess.run(
@@ -57,10 +56,10 @@ def test_three_processes_of_torchrun_give_the_bytes_of_one(tmp_path: Path, monke
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("whole_fit")
 def test_two_processes_of_torchrun_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one times trees and writes the drafter, whose table is that of one process; both end with status 0."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(fit, "_STEPS", 60)  # as in the processes
     learn = ["learn", *LEARN[1:], "--nodes", "4"]
     treeopt(*learn, "-o", "one.safetensors")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "treeopt", *learn]

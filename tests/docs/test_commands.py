@@ -191,6 +191,7 @@ def run_page(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.docs
+@pytest.mark.usefixtures("whole_fit")  # as in the processes of --nproc
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_commands_run_in_the_order_of_the_page(page: str, run_page: Run) -> None:
     """Each command ends with status 0 and prints, and each file that a command names as its output exists."""

@@ -121,12 +121,12 @@ def losses(base: Base, texts: Sequence[Text], priors: Sequence[float]) -> list[f
     ]
 
 
+@pytest.mark.usefixtures("whole_fit")  # the losses are near to each other
 @looped(("kind", "priors"), [("periodic", (300.0, 0.01, 1.0)), ("noisy", CACHE_PRIORS)])
 def test_the_prior_with_the_least_loss_is_chosen(
     kind: str, priors: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in the drafter of every fold; where a place always tells what follows, votes count for most."""
-    monkeypatch.setattr(module, "_STEPS", 60)  # the optimum itself, where losses are this near to each other
     base = tiny_base("llama", 1)
     texts = periodic(3, 7, 60) if kind == "periodic" else noisy(3, 60)
     monkeypatch.setattr(module, "CACHE_PRIORS", priors)
