@@ -195,11 +195,20 @@ CONFIGS: dict[str, tuple[Kind, dict[str, Any]]] = {
     ),
     "dflash-speculators-part": ("dflash-speculators", speculators_config("dflash", 3, draft_vocab_size=40)),
     "dflash-speculators-mask": ("dflash-speculators", speculators_config("dflash", 2, mask_embedding=True)),
+    "dflash-speculators-llama": (  # sizes of Domino in every config, and the type that training was given
+        "dflash-speculators",
+        speculators_config("dflash", 2, projector_type="dflash", gru_hidden_dim=7, emb_dim=3)
+        | {"transformer_layer_config": layer_config(2) | {"model_type": "llama"}},
+    ),
     "dflash2": (
         "dflash2",
         zlab_config(2, architectures=["DFlash2DraftModel"], block_size=5, dflash_config=IDS | CONVOLUTION | SELECTION),
     ),
     "domino": ("domino", zlab_config(2, block_size=5, dflash_config=IDS | DOMINO | UNSHIFTED)),
+    "domino-v5": (
+        "domino",
+        zlab_config(2, block_size=5, dflash_config=IDS | DOMINO | UNSHIFTED | {"projector_type": "causal_v5"}),
+    ),
     "domino-shifted": ("domino", zlab_config(2, block_size=5, dflash_config=IDS | DOMINO | SHIFTED)),
     "dspark": ("dspark", deepspec_config()),
     "dspark-confidence": ("dspark", deepspec_config(**SURE)),

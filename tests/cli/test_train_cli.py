@@ -70,11 +70,13 @@ def test_distill_train_calibrate(shared: Path) -> None:
 
 def test_train_prints_scores_and_next_step(chat: str) -> None:
     """Without --json there is a line a head, and standard error says what was found and what comes next."""
-    result = treeopt("train", "--model", chat, "--data", "data.jsonl", *TINY, "--holdout", "2", "-o", "heads")
+    given = ("--data", "data.jsonl", *TINY, "--num-heads", "5", "--holdout", "2")
+    result = treeopt("train", "--model", chat, *given, "-o", "heads")
     lines = [line.split("\t") for line in result.stdout.splitlines()]
     assert lines[0] == ["", "loss", "top-1", "top-2", "top-3", "top-4", "top-5", "trials"]
     assert [line[0] for line in lines[1:3]] == ["head 1", "head 2"]
     assert [line[-1] for line in lines[1:3]] == ["8", "6"]  # five tokens an answer, its end counted, of two texts
+    assert lines[5] == ["head 5", *"------", "0"]
     assert "8 texts, 64 tokens, of data.jsonl" in result.stderr
     assert "treeopt calibrate --heads heads" in result.stderr
 

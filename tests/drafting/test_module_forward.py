@@ -21,6 +21,7 @@ from treeopt.drafting.parallel import ParallelProposer
 from treeopt.models.base import Base, load_base
 from treeopt.models.draft_files import kind_in_files, load_draft
 from treeopt.models.draft_module import kind_of
+from treeopt.verify.probe import route_of
 
 LAYERS, VOCAB, DEPTH = 7, 96, 4
 SIZES: dict[str, Any] = {
@@ -166,6 +167,32 @@ def test_eagle_is_its_naive_forward(name: str, base: Base, tmp_path: Path) -> No
         assert best == [naive.target(one.argsort(descending=True, stable=True)[:3].tolist()) for one in expected]
     if draft.model.token_map is not None:
         assert draft.model.token_map.tolist() == naive.target(range(len(draft.model.token_map)))
+
+
+def test_windows_by_layer(base: Base, tmp_path: Path) -> None:
+    """Speculators' Llama layers with windows on some are verified with a mask, and see only their windows."""
+    found = []
+    for window in (64, 3):
+        kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": window}
+        config = {**SPECULATORS, **_inner(model_type="llama", num_hidden_layers=2, **kinds), IDS: [1, 3, 6]}
+        save_file(random_state("eagle3", config, LAYERS, seed=3), tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        draft = load_draft(str(tmp_path), base)
+        assert route_of(draft) == "tree"
+        found.append(logits_of(base, draft, [*range(3, 15)], 9, [1, 2, 3])[0])
+    naive = NaiveModule(
+        config,
+        load_file(tmp_path / "model.safetensors"),
+        base.model.get_input_embeddings().weight,
+        base.lm_head.weight,
+        LAYERS,
+        "eagle3",
+    )
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            found[0], naive_logits(base, naive, [*range(3, 15)], 9, [1, 2, 3])[0], rtol=0, atol=1e-5
+        )
+    assert not torch.allclose(found[0], found[1])
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ from drafters import planted
 from helpers import random_calibration
 from looped import looped
 from tiny import but_slow, chat_base
+from tiny_modules import tiny_module
 
 import treeopt
 from treeopt.decode.decoder import Rows, TreeDecoder
@@ -233,6 +234,23 @@ def test_fastest_dtype_is_stored(base: Base, monkeypatch: pytest.MonkeyPatch) ->
     assert base.dtype_name == "float32"
     with pytest.raises(ValueError, match="dtypes 'int8'"):
         learn_drafter(base, PROMPTS, learning=LITTLE, sizes=(4,), dtypes=("int8",), max_new_tokens=NEW)
+
+
+def test_drafts_are_timed_in_the_dtype_of_their_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As commands load them; a module reads its own base's embeddings."""
+    base, seen = chat_base(), set()
+
+    def seconds(step: TimedStep) -> float:
+        own, draft = step.decoder.base, getattr(getattr(step.decoder.trees, "proposer", None), "draft", None)
+        if draft is not None:
+            same = draft.model.of_base[0] is own.model.get_input_embeddings()
+            seen.add((own.dtype_name, draft.dtype_name, same))
+        return 0.01
+
+    monkeypatch.setattr(TimedStep, "seconds", seconds)
+    given = {"draft": tiny_module(base, "eagle3", 1), "dtypes": ("bfloat16",), "max_new_tokens": 8}
+    learn_drafter(base, PROMPTS, learning=LITTLE, sizes=(4,), **given)
+    assert seen == {("float32", "float32", True), ("bfloat16", "bfloat16", True)}
 
 
 def test_chains_of_a_draft_are_timed() -> None:

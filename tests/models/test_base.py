@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 from machines import accelerator
+from mtp_checkpoints import configs
 from tiny import FAMILIES, VOCAB, chat_base, tiny_base
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -307,8 +308,23 @@ def test_load_base_of_images_and_text(
 def test_attention_by_dtype(folder: Path, tiny: Base, dtype: str, attention: str) -> None:
     """Attention on a CPU is the one that is fast in the dtype, loaded in it or copied to it."""
     loaded = load_base(str(folder), device="cpu", dtype=dtype)
-    for base in (loaded, tiny.in_dtype(dtype)):
+    for base in (loaded, tiny.in_dtype(dtype), tiny.in_dtype("bfloat16").in_dtype(dtype)):
         assert (base.dtype_name, base.model.config._attn_implementation) == (dtype, attention)
+
+
+def test_numbers_that_stay_in_float32() -> None:
+    """A copy in another dtype keeps what transformers keeps, here the bias by which experts are chosen."""
+    model = AutoModelForCausalLM.from_config(configs()["glm4_moe"], dtype=torch.float32)
+    copied = Base(model, None, "experts").in_dtype("bfloat16").model
+    kinds = {key.split(".")[-1]: one.dtype for key, one in copied.state_dict().items()}
+    assert (kinds["e_score_correction_bias"], kinds["weight"]) == (torch.float32, torch.bfloat16)
+
+
+def test_unknown_dtypes() -> None:
+    """They are not taken as `auto`."""
+    for dtype in ("fp16", torch.bfloat16):
+        with pytest.raises(ValueError, match="one of auto, float32"):
+            load_base("pocket", dtype=dtype)  # type: ignore[arg-type]
 
 
 def test_load_base_half_that_overflows(folder: Path) -> None:

@@ -74,7 +74,12 @@ def test_weights_are_at_most_those_of_the_files(tmp_path: Path, monkeypatch: pyt
 def test_weights_stored_as_integers_need_a_quantisation(tmp_path: Path) -> None:
     """A tensor of the model in another type than floating point."""
     stored = {"model.norm.weight": torch.zeros(4, dtype=torch.int8), **some(2)}
-    assert "names no quantisation, and model.norm.weight is stored as I8" in refused(folder_of(tmp_path, stored))
+    said = "names no quantisation of transformers, and model.norm.weight is stored as"
+    assert f"{said} I8" in refused(folder_of(tmp_path, stored))
+    scaled = {"model.norm.weight": torch.zeros(4, dtype=torch.float8_e4m3fn), "model.norm.weight_scale": torch.ones(1)}
+    for named in ({}, {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}):
+        assert f"{said} F8_E4M3 with a scale" in refused(folder_of(tmp_path, scaled, **named))
+    check_size("m", folder_of(tmp_path, scaled, quantization_config={"quant_method": "fp8"}))
     check_size("m", folder_of(tmp_path, {"model.norm.weight": torch.zeros(4, dtype=torch.bfloat16), **some(2)}))
     check_size("m", folder_of(tmp_path, {"unknown": torch.zeros(4, dtype=torch.int8), **some(2)}))
 

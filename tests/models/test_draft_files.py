@@ -118,6 +118,8 @@ def test_a_head_of_other_weights_is_warned_of(base: Base, tmp_path: Path) -> Non
     assert f"was made for other weights than those of {base.name}" in note
     [note] = load_draft(head(tmp_path / "named", base={**made_for, "name": "models/other"}), base).notes
     assert "was made for models/other, by its config.json" in note
+    with pytest.warns(UserWarning, match="was made for models/other, by its config.json"):
+        as_draft(tmp_path / "named", base)
 
 
 @torch.inference_mode()

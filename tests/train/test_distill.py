@@ -174,6 +174,19 @@ def test_self_talk_turns_need_a_template(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_prompt_that_cannot_be_rendered_ends_the_run_before_any_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversation without a template among others."""
+    monkeypatch.setattr(Base, "generate", None)
+    rows = [{"instruction": "w1"}] * 3 + [
+        {"messages": [{"role": role, "content": "w1"} for role in ("system", "user")]}
+    ]
+    error = refusal(chat_base(template=None), prompts(tmp_path, rows), tmp_path / "out.jsonl")
+    assert error.code is Code.PROMPTS_INVALID
+    assert "is a conversation, but no chat template is in use" in error.what
+
+
 def test_self_talk_that_ends_in_its_opening_is_named(tmp_path: Path) -> None:
     """Openings that end the text give no row; where none is left that is an error."""
     base = chat_base(template=None)

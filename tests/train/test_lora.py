@@ -99,6 +99,11 @@ def test_adapter_that_is_not_the_one_asked_for(
     assert caught.value.why == ("it would leave out lm_head" if left_out else "it would also adapt or set rank_pattern")
 
 
+def test_convolutions_are_no_experts() -> None:
+    """Their weights have three dimensions, too."""
+    assert expert_share(tiny_base("mamba")) == 0
+
+
 @pytest.mark.slow
 def test_experts_have_no_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mixtral's attention and LM head are adapted, its experts are not, and the adapter is read back."""

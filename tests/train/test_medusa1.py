@@ -16,6 +16,7 @@ from looped import looped
 from runs import SMALL, Cut, assert_same_run, cut_at, metrics, noise, walks
 from tiny import HIDDEN, VOCAB, but_slow, chat_base, cycle_base, tiny_base
 from torch import nn
+from transformers import TrainingArguments
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
@@ -25,7 +26,7 @@ from treeopt.train.data import Example, collate
 from treeopt.train.loss import IGNORED, targets
 from treeopt.train.medusa1 import new_heads, train_heads
 from treeopt.train.run import _trainer_arguments
-from treeopt.train.settings import Settings
+from treeopt.train.settings import Settings, steps_of
 
 
 @pytest.fixture(scope="module")
@@ -400,6 +401,16 @@ def test_checkpoints_fall_on_logged_steps(tmp_path: Path, steps: int, log_every:
     arguments = _trainer_arguments(tmp_path, settings, 40, torch.device("cpu"))
     assert arguments.save_steps % arguments.logging_steps == 0
     assert arguments.save_steps >= steps / saves
+
+
+def test_steps_are_those_of_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a part of the batches, so a run has fewer steps, and as many checkpoints."""
+    monkeypatch.setattr(TrainingArguments, "world_size", 8)
+    settings = Settings(batch_size=8, epochs=1.0, saves=10)
+    assert steps_of(settings, 10_000, 8) == 157
+    assert steps_of(dataclasses.replace(settings, accumulate=3), 10_000, 8) == 53
+    arguments = _trainer_arguments(tmp_path, settings, 10_000, torch.device("cpu"))
+    assert (arguments.logging_steps, arguments.save_steps) == (10, 20)
 
 
 def test_largest_seed(tmp_path: Path) -> None:

@@ -68,6 +68,14 @@ def test_foreign_checkpoints_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "mine.txt").read_text() == "precious"
 
 
+def test_linked_checkpoints_are_kept(tmp_path: Path) -> None:
+    """A link in the place of the folder that a run empties."""
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "scratch")
+    with pytest.raises(TreeoptError, match="is a link, but checkpoints would be written"):
+        train_heads(tiny_base("llama"), noise(6), tmp_path, SMALL, overwrite=True)
+
+
 def test_foreign_metrics_are_kept(tmp_path: Path) -> None:
     """Metrics hold no mark, so a file of that name is replaced by overwriting alone."""
     (tmp_path / "metrics.jsonl").write_text("mine")

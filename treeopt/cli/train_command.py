@@ -162,12 +162,14 @@ def _texts(console: Console, base: Base, files: Sequence[TextFile], options: dic
 
 
 def _report(console: Console, trained: Trained, score: BaseScore | None, options: dict[str, Any]) -> None:
+    shown = max((len(score.top) for score in trained.held_out), default=0)
     rows = [
-        [f"head {h}", f"{score.loss:.3f}", *(f"{share:.1%}" for share in score.top), str(score.trials)]
+        [f"head {h}", *([f"{score.loss:.3f}", *map("{:.1%}".format, score.top)] if score.top else "-" * (1 + shown))]
         for h, score in enumerate(trained.held_out, start=1)
     ]
     if rows:
-        console.table(["", "loss", *(f"top-{i + 1}" for i in range(len(trained.held_out[0].top))), "trials"], rows)
+        rows = [[*row, str(score.trials)] for row, score in zip(rows, trained.held_out, strict=True)]
+        console.table(["", "loss", *(f"top-{i + 1}" for i in range(shown)), "trials"], rows)
         console.say(f"{counted(options['holdout'], 'text')} held out; loss in nats; top-i accuracy")
     if score is not None:
         change = f"{score.original_loss:.4f} nats before, {score.loss:.4f} with the adapter"

@@ -24,7 +24,7 @@ from treeopt.evaluate.wiring import (
     wired,
 )
 from treeopt.models.base import Base
-from treeopt.models.draft_files import beside
+from treeopt.models.draft_files import in_dtype_of
 from treeopt.models.draft_module import StateModule
 from treeopt.models.head_files import CONFIG_FILE, LoadedHeads
 from treeopt.models.tensors import read_config
@@ -140,7 +140,7 @@ def compare_texts(
     if _quantised(base) or getattr(base.model, "hf_device_map", None) is not None:
         return found  # such a model is not copied
     copied = base.in_dtype(dtype)
-    other = measured(copied, _beside(copied, draft, dtype), own, f"in {dtype}")
+    other = measured(copied, in_dtype_of(copied, draft) if isinstance(draft, Base) else draft, own, f"in {dtype}")
     progress(4, 4, other.name)
     mean, error = other.gain(first)
     finding = f"the drafter fits {dtype} better" if other.fits_better(first) else ""
@@ -190,14 +190,6 @@ def rate(hits: Hits) -> tuple[float, float]:
     """The hit rate of the judged levels, and its standard error, clustered by text."""
     nothing = dataclasses.replace(hits, hits=hits.hits * 0)
     return hits.gain(nothing)
-
-
-def _beside(base: Base, draft: Draft, dtype: str) -> Draft:
-    """A drafter beside a base in another dtype."""
-    if not isinstance(draft, Base):
-        return draft
-    copied = draft.in_dtype(dtype)
-    return beside(base, copied.model, draft.name) if isinstance(draft.model, StateModule) else copied
 
 
 def _quantised(base: Base) -> bool:

@@ -21,6 +21,7 @@ from treeopt.evaluate.profile import TimedStep, prefilled, timed_rule, timed_tok
 from treeopt.facts import Column, Fact, Part, Table, milliseconds, picked
 from treeopt.models.base import DTYPES, Base
 from treeopt.models.compatibility import heads_like
+from treeopt.models.draft_files import in_dtype_of
 from treeopt.models.draft_module import DraftModule, StateModule, draft_reads, kind_of, over_tokens
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.head_files import LoadedHeads
@@ -266,9 +267,9 @@ def learn_drafter(
             each size are measured. A tree is smaller where more nodes accept nothing more.
         progress: called after each batch, and after each round of timed steps.
         options: fields of `CalibrationOptions`; `dtypes`, further dtypes in which the same steps are timed, by copies
-            of the model; and `compile`, to time them with compiled forwards as well, each of which takes up to a minute
-            to compile. The drafter's `timed_dtype` and `timed_compiled` are those of the recommended plan; a draft
-            model keeps its dtype and is not compiled.
+            of the model and of a draft; and `compile`, to time them with compiled forwards as well, each of which takes
+            up to a minute to compile. The drafter's `timed_dtype` and `timed_compiled` are those of the recommended
+            plan; a draft is not compiled.
 
     Raises:
         TreeoptError: as `run_calibration`, `build_tree` and `TreeDecoder`.
@@ -312,14 +313,17 @@ def divided_learn(
     plans = plans_of(run.calibration, sizes, with_draft=draft is not None)
     with memory_as_error("smaller sizes, or fewer dtypes"):
         bases = [base, *(copy for copy in (base.in_dtype(dtype) for dtype in dtypes) if copy is not base)]
+        drafts = [draft if draft is None or one is base else in_dtype_of(one, draft) for one in bases]
         if with_compiled:
-            bases += [dataclasses.replace(one, compile=True) for one in bases]
-        groups = [_decoders(one, loaded, plans, run.learned.drafter, draft) for one in bases]
+            bases, drafts = [*bases, *(dataclasses.replace(one, compile=True) for one in bases)], drafts * 2
+        pairs = zip(bases, drafts, strict=True)
+        groups = [_decoders(one, loaded, plans, run.learned.drafter, beside) for one, beside in pairs]
         by_level = draft if draft is not None and kind_of(draft.model) != BLOCK else None
         alone = [[TreeDecoder(by_level, None, Tree(()), acceptance=timed_rule(by_level))]] if by_level else []
         seconds = timed([*groups, *alone], run.texts, progress)
-    pairs = zip(groups, seconds, strict=False)
-    figures = [one for group, spent in pairs for one in figures_of(plans, spent, group[0].base)]
+    figures = [
+        one for group, spent in zip(groups, seconds, strict=False) for one in figures_of(plans, spent, group[0].base)
+    ]
     chains = None if by_level is None else predict_chains(run.calibration, seconds[-1][0] / seconds[0][0])
     alpha = None if by_level is None else _sampled_alpha(base, by_level, run.texts[:_SAMPLED])
     best = fastest_of(figures)

@@ -89,11 +89,14 @@ class Base:
         if dtype == self.dtype_name:
             return self
         model = copy.deepcopy(self.model)
-        for weight in model.state_dict(keep_vars=True).values():  # not rotary frequencies, as in a model that is loaded
-            if weight.is_floating_point():
+        single = getattr(model, "_keep_in_fp32_modules_strict", None) or ()  # such as the router's bias
+        for key, weight in model.state_dict(keep_vars=True).items():  # no rotary frequencies, as in a loaded model
+            if weight.is_floating_point() and not any(part in key for part in single):
                 weight.data = weight.data.to(DTYPES[dtype])
         if eagerly(self.device, DTYPES[dtype]):
             model.set_attn_implementation("eager")
+        elif eagerly(self.device, self.dtype) and getattr(model, "_supports_sdpa", False):
+            model.set_attn_implementation("sdpa")
         return dataclasses.replace(self, model=model)
 
     def reading(self, states: tuple[int, ...]) -> Base:
@@ -363,6 +366,7 @@ def load_base(
         ('pocket', 'import os')
     """
     name = os.fspath(name)
+    check_choice("dtype", dtype, ("auto", *DTYPES))
     if adapter is not None and load_in_4bit:
         raise ValueError("an adapter is merged into the weights, which a base in 4 bits cannot hold exactly")
     read = None if adapter is None else read_adapter(adapter)

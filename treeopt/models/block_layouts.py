@@ -16,6 +16,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.block_heads import MARKOV_KINDS, VANILLA
 from treeopt.models.block_module import BlockWiring
 from treeopt.models.draft_layouts import (
+    SLIDING,
     SPECULATORS,
     UNUSED,
     ModuleLayout,
@@ -26,7 +27,6 @@ from treeopt.models.draft_layouts import (
     unread,
 )
 
-_SLIDING = "sliding_attention"
 _AUX, _TARGETS = "aux_hidden_state_layer_ids", "target_layer_ids"
 _TWIN = "encoder.output_norm_enc.weight"  # a tensor of transformers' own layout
 # Heads of DSpark and Domino, and where they are in a module. Older files have them in `logit_head`.
@@ -52,7 +52,7 @@ _PLAIN = {
     "is_neox_style": (None, True),
     "attention_sink_bias": (None, False),
     "use_swa": (None, False),
-    "projector_type": (None, "dflash", "dflash2", "domino", "dspark"),
+    "projector_type": (None, "dflash", "dflash2", "domino", "causal_v5", "dspark"),
     "dspark_backbone_conv_enabled": (None, False),
 }
 
@@ -75,8 +75,8 @@ def block_layout(
     for key, plain in _PLAIN.items():
         if settings.get(key) not in plain:
             raise unread(name, f"its {key} is {settings[key]!r}, which is not read")
-    decoder = decoder_config(name, {**config, "model_type": "qwen3"} if _TWIN in shapes else config, shapes, "qwen3")
-    window, sliding = config.get("sliding_window"), _SLIDING in (getattr(decoder, "layer_types", None) or ())
+    decoder = decoder_config(name, _typed(config, shapes), shapes, "qwen3")
+    window, sliding = config.get("sliding_window"), SLIDING in (getattr(decoder, "layer_types", None) or ())
     if type(window) is int and window > 0 and sliding:
         # Qwen3's config has no window by default. In transformers' class of drafters a row as far as that is seen.
         decoder.sliding_window, decoder.use_sliding_window = window + (_TWIN in shapes), True
@@ -97,6 +97,16 @@ def block_layout(
     return ModuleLayout(wiring, decoder, _NAMES)
 
 
+def _typed(config: Mapping[str, Any], shapes: Iterable[str]) -> Mapping[str, Any]:
+    """The config, of Qwen3's type where its layers are: speculators trains these layers whatever type it was given."""
+    if _TWIN in shapes:
+        return {**config, "model_type": "qwen3"}
+    part = config.get("transformer_layer_config")
+    if isinstance(part, Mapping) and part.get("model_type") == "llama" and "layers.0.self_attn.q_norm.weight" in shapes:
+        return {**config, "transformer_layer_config": {**part, "model_type": "qwen3"}}
+    return config
+
+
 def _causal(config: Mapping[str, Any], settings: Mapping[str, Any], *, sliding: bool) -> dict[str, Any]:
     """The fields of a wiring that say which layers are causal.
 
@@ -107,7 +117,7 @@ def _causal(config: Mapping[str, Any], settings: Mapping[str, Any], *, sliding: 
     if said:
         return {"causal": said[0] if isinstance(settings.get("is_causal"), bool) else any(said)}
     free = config.get("sliding_window_non_causal", config.get(SPECULATORS) == "dflash2")
-    return {"causal_kinds": (_SLIDING,) if sliding and free is not True else ()}
+    return {"causal_kinds": (SLIDING,) if sliding and free is not True else ()}
 
 
 def _parts(name: str, settings: Mapping[str, Any], width: int, vocab_size: int) -> dict[str, Any]:
@@ -136,7 +146,8 @@ def _parts(name: str, settings: Mapping[str, Any], width: int, vocab_size: int) 
 
 
 def _is_domino(settings: Mapping[str, Any]) -> bool:
-    return settings.get("projector_type") == "domino" or "gru_hidden_dim" in settings
+    kind = settings.get("projector_type")  # decides, as speculators may write the sizes into any config
+    return kind in ("domino", "causal_v5") if isinstance(kind, str) else "gru_hidden_dim" in settings
 
 
 def _number(

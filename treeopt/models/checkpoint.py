@@ -19,6 +19,7 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
 from treeopt.models.tensors import check_shards, listed, read_config, refused_name, refused_pickle
@@ -27,6 +28,7 @@ _SETTINGS = ("config.json", "generation_config.json")  # transformers ignores th
 _PICKLES = "pytorch_model*.bin"  # weights that are read where there are no safetensors files
 _MOST_LAYERS = 100_000  # of a config; some configs make a list of them before anything else is checked
 _WEIGHTS_A_BYTE = 8  # the maximum of any quantisation
+_SCALES = ("_scale", "_scale_inv")  # after a weight's name: it is a product of both
 _SMALL = 1 << 28  # weights; this many fit into memory, and loading them names the missing ones
 # Advice in messages of other libraries to run code of a checkpoint, and references to a report that is not printed.
 _ADVICE = re.compile(r"weights_only|trust_remote_code|above report|ignore_mismatched_sizes")
@@ -73,10 +75,14 @@ def check_size(name: str, folder: Path) -> Any:
     weights = sum(weight.numel() for weight in model.parameters())
     if size and weights > max(_SMALL, _WEIGHTS_A_BYTE * size):
         raise _not_of_config(name, f"describes {weights:,} weights, and the files hold {size:,} bytes")
-    if getattr(config, "quantization_config", None) is None:
+    if not _quantised(getattr(config, "quantization_config", None)):
         for key, _ in model.named_parameters():
-            if not stored.get(key, "F32").startswith(("F", "BF")):
-                raise _not_of_config(name, f"names no quantisation, and {key} is stored as {stored[key]}")
+            scaled = any(f"{key}{end}" in stored for end in _SCALES)
+            if scaled or not stored.get(key, "F32").startswith(("F", "BF")):
+                found = f"{key} is stored as {stored[key]}{' with a scale' * scaled}"
+                what = f"the config of {name} names no quantisation of transformers, and {found}"
+                why = "the number stored is not the weight"
+                raise TreeoptError(Code.MODEL_INVALID, what, why=why, fix="use weights in bfloat16 or float32")
     return Qwen2ForCausalLM if of_qwen else kind
 
 
@@ -161,6 +167,14 @@ def _not_of_config(name: str, what: str) -> TreeoptError:
 def counts_layers(name: str) -> bool:
     """Whether a name of a config is a number of layers, such as `num_hidden_layers`, `n_layer` or `decoder_layers`."""
     return name == "n_layer" or name.endswith("layers")
+
+
+def _quantised(given: Any) -> bool:
+    """Whether a config's `quantization_config` is one that transformers applies; others it skips with a log line."""
+    if not isinstance(given, Mapping):
+        return given is not None
+    bits = given.get("load_in_8bit") or given.get("load_in_4bit")
+    return bool(bits) or given.get("quant_method") in AUTO_QUANTIZATION_CONFIG_MAPPING
 
 
 def _most_layers(config: Mapping[str, Any]) -> int:

@@ -249,6 +249,12 @@ def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
     return beside(base, module, name)
 
 
+def in_dtype_of(base: Base, draft: Base) -> Base:
+    """A draft model or module beside a copy of its base in another dtype, a copy in that one."""
+    copied = draft.in_dtype(base.dtype_name)
+    return beside(base, copied.model, draft.name) if isinstance(draft.model, StateModule) else copied
+
+
 def beside(base: Base, module: StateModule, name: str) -> Base:
     """A module as a draft of a base, on its device and in its dtype."""
     single = getattr(getattr(module, "decoder", None), "_keep_in_fp32_modules_strict", None) or ()

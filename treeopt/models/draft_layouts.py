@@ -25,6 +25,7 @@ from treeopt.models.draft_module import Wiring
 Names = tuple[tuple[str, str], ...]  # patterns of tensors of a checkpoint, and what replaces them in a `DraftModule`
 DROPPED = ""  # replaces a tensor that is not read
 
+SLIDING = "sliding_attention"
 SPECULATORS = "speculators_model_type"  # key of a config of speculators
 _WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
 _AUX = "eagle_aux_hidden_state_layer_ids"
@@ -348,8 +349,11 @@ def decoder_config(name: str, config: Mapping[str, Any], keys: Iterable[str], ki
         known |= {"rope_scaling": None, "rope_parameters": {**rope, "type": "default", "rope_type": "default"}}
     if isinstance(kinds := known.get("layer_types"), list):
         known["layer_types"] = kinds[: len(numbers | {0})]
+    named = str(content.get("model_type", kind))
+    if named == "llama" and SLIDING in known.get("layer_types", ()) and not known.get("attention_bias"):
+        named = "ministral"  # Llama with windows by layer
     try:
-        return AutoConfig.for_model(str(content.get("model_type", kind)), **known)
+        return AutoConfig.for_model(named, **known)
     except Exception as error:  # transformers raises many types for a config that it cannot use
         raise unread(name, f"its config is of no model of transformers: {plain_reason(error)}") from error
 

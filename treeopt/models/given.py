@@ -30,8 +30,7 @@ def as_base(model: GivenModel, tokenizer: PreTrainedTokenizerBase | None = None,
         raise TypeError(f"a tokenizer is one of transformers, not {_kind(tokenizer)}")
     if isinstance(model, (str, os.PathLike)):
         model = load_base(os.fspath(model), dtype=dtype)
-        for note in model.notes:
-            warnings.warn(note.removeprefix("warning: "), stacklevel=3)
+        _warn(model)
     if isinstance(model, Base):
         return model if tokenizer is None else dataclasses.replace(model, tokenizer=tokenizer)
     if not isinstance(model, PreTrainedModel):
@@ -41,6 +40,11 @@ def as_base(model: GivenModel, tokenizer: PreTrainedTokenizerBase | None = None,
         )
     _check_model(model)
     return Base(model, tokenizer or tokenizer_beside(model.config.name_or_path), shown_name(model))
+
+
+def _warn(model: Base) -> None:
+    for note in model.notes:
+        warnings.warn(note.removeprefix("warning: "), stacklevel=4)
 
 
 def name_of(model: GivenModel) -> tuple[str, ...]:
@@ -85,7 +89,9 @@ def as_draft(model: GivenModel | None, base: Base) -> Base | None:
     if model is None:
         return None
     if isinstance(model, (str, os.PathLike)):
-        return load_draft(os.fspath(model), base, dtype=base.dtype_name)
+        draft = load_draft(os.fspath(model), base, dtype=base.dtype_name, device=str(base.device))
+        _warn(draft)
+        return draft
     draft = as_base(model, dtype=base.dtype_name)
     check_draft(base, draft)
     return draft

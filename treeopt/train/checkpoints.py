@@ -29,8 +29,9 @@ _PREFIX = "checkpoint-"
 def check_unfinished(heads: Path, *, resume: bool, overwrite: bool) -> None:
     """Check that a run can begin or continue in the folder of its checkpoints."""
     folder = heads / FOLDER
-    if folder.exists() and not folder.is_dir():
-        what = f"{folder} is a file, but checkpoints would be written to a folder of this name"
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        kind = "link" if folder.is_symlink() else "file"
+        what = f"{folder} is a {kind}, but checkpoints would be written to a folder of this name"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it away, or choose another folder with -o")
     Lock(folder).check()
     begun = folder.is_dir() and any(folder.iterdir())

@@ -80,6 +80,16 @@ def talk_of(prompt: Prompt) -> Talk:
     return Talk(prompt.id, users=[*said, *({"role": "user", "content": turn} for turn in prompt.later)])
 
 
+def _opened(base: Base, talk: Talk, options: AnswerOptions) -> list[int]:
+    """The token ids of a conversation with its next user turn, which is taken from `users`."""
+    while talk.users:
+        talk.said.append(talk.users.pop(0))
+        if talk.said[-1]["role"] == "user":
+            break
+    prompt = Prompt(talk.id, tuple(talk.said) if talk.text is None else None, talk.text, None)
+    return encode(prompt, base.tokenizer, chat_template=options.chat_template, vocab=base.vocab_size)[0]
+
+
 def user_turns(talk: Talk) -> int:
     return sum(message["role"] == "user" for message in talk.users)
 
@@ -105,14 +115,7 @@ class Writer:
         self._exclude(talks)
         while open_talks := [talk for talk in talks if not talk.ended]:
             for talk in open_talks:
-                while talk.users:
-                    talk.said.append(talk.users.pop(0))
-                    if talk.said[-1]["role"] == "user":
-                        break
-                messages = tuple(talk.said) if talk.text is None else None
-                prompt = Prompt(talk.id, messages, talk.text, None)
-                template, vocab = self.options.chat_template, self.base.vocab_size
-                talk.prompt, _ = encode(prompt, self.tokenizer, chat_template=template, vocab=vocab)
+                talk.prompt = _opened(self.base, talk, self.options)
             self._answer(open_talks)
             for talk in open_talks:
                 talk.ended = talk.ended or ("" if talk.users else "done")
@@ -374,6 +377,8 @@ def _check_prompts(base: Base, prompts: PromptSet | SelfTalk, options: DistillOp
         what = f"{base.name} has no chat template in use, so it cannot talk in {turns} turns"
         why = "only a chat template makes one text of several messages"
         raise TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix="give prompts of one turn, or --turns 1")
+    for one in () if isinstance(prompts, SelfTalk) else prompts.prompts:
+        _opened(base, talk_of(one), options)  # a template's error comes now, not after hours of other answers
 
 
 def _source(

@@ -120,7 +120,10 @@ def adapted(base: Base, settings: JointSettings) -> Adapted:
 
 def expert_share(base: Base) -> float:
     """The share of a base's weights in experts, which get no adapter."""
-    sizes = [(weight.ndim == 3, int(weight.numel())) for weight in base.model.parameters()]
+    kernels = {id(layer.weight) for layer in base.model.modules() if isinstance(layer, nn.Conv1d)}
+    sizes = [
+        (weight.ndim == 3 and id(weight) not in kernels, int(weight.numel())) for weight in base.model.parameters()
+    ]
     return sum(size for stacked, size in sizes if stacked) / sum(size for _, size in sizes)
 
 

@@ -61,7 +61,7 @@ class TrainingRun:
 
     @property
     def steps(self) -> int:
-        return steps_of(self.settings, len(self.train))
+        return steps_of(self.settings, len(self.train), self.arguments.world_size)
 
     @property
     def begun(self) -> dict[str, Any]:
@@ -186,10 +186,6 @@ def _split(examples: Sequence[Example], settings: Settings) -> tuple[list[Exampl
 
 
 def _trainer_arguments(folder: Path, settings: Settings, texts: int, device: torch.device) -> TrainingArguments:
-    steps = steps_of(settings, texts)
-    # Checkpoints are at logged steps, so that a resumed run logs the same lines as an uninterrupted one.
-    log_every = min(settings.log_every, steps)
-    every = math.ceil(steps / settings.saves / log_every) * log_every
     arguments = TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=settings.epochs,
@@ -201,8 +197,6 @@ def _trainer_arguments(folder: Path, settings: Settings, texts: int, device: tor
         lr_scheduler_type="cosine",
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,
-        logging_steps=log_every,
-        save_steps=every,
         save_total_limit=2,  # a run that is killed while it saves still has the one before
         bf16=settings.bf16,
         use_cpu=device.type == "cpu",
@@ -216,5 +210,9 @@ def _trainer_arguments(folder: Path, settings: Settings, texts: int, device: tor
         what = f"the base is on {device}, but the Trainer uses {arguments.device}"
         fix = f"CUDA_VISIBLE_DEVICES={device.index}, and leave out --device"
         raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix=fix)
+    steps = steps_of(settings, texts, arguments.world_size)
+    # Checkpoints are at logged steps, so that a resumed run logs the same lines as an uninterrupted one.
+    arguments.logging_steps = min(settings.log_every, steps)
+    arguments.save_steps = math.ceil(steps / settings.saves / arguments.logging_steps) * arguments.logging_steps
     arguments._n_gpu = min(arguments.n_gpu, 1)  # one device a process: torchrun starts a process for each
     return arguments

@@ -80,9 +80,9 @@ def _check_positive(**numbers: float) -> None:
             raise ValueError(f"{name} {value!r}: it must be a finite number above 0")
 
 
-def steps_of(settings: Settings, texts: int) -> int:
-    """Optimizer steps of a run over a number of texts."""
-    a_pass = math.ceil(texts / (settings.batch_size * settings.accumulate))
+def steps_of(settings: Settings, texts: int, processes: int) -> int:
+    """Optimizer steps of a run over a number of texts, whose batches are divided among processes."""
+    a_pass = math.ceil(math.ceil(texts / (settings.batch_size * processes)) / settings.accumulate)
     return settings.steps or math.ceil(a_pass * settings.epochs)
 
 
