@@ -22,6 +22,7 @@ from treeopt.drafting import fit
 from treeopt.evaluate import learn_drafter as learn_module
 from treeopt.evaluate import profile as timed_step
 from treeopt.evaluate import runs
+from treeopt.evaluate import runs
 from treeopt.models.base import Base, load_base
 from treeopt.models.head_files import LoadedHeads, load_heads
 from treeopt.tree import Tree
@@ -58,6 +59,7 @@ def _little_timing_and_fitting() -> Iterator[None]:
         for name in ("_FEWEST_ROUNDS", "_MOST_ROUNDS"):
             patch.setattr(learn_module, name, 1)
         patch.setattr(timed_step, "_TIMED", 1)
+        patch.setattr(runs, "_WARM_UP_TOKENS", 1)
         patch.setattr(runs, "_WARM_UP_TOKENS", 2)
         yield
 

@@ -114,8 +114,10 @@ CHANGED = {  # options that must change the text, lest the comparison say nothin
 }
 
 
-@pytest.mark.parametrize("rows", INPUTS)
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [(name, rows) for name in OPTIONS for rows in INPUTS if rows == "batch" or name in {*CHANGED, "plain"}],
+)
 def test_equal_to_stock(model: PreTrainedModel, heads: MedusaHeads, name: str, rows: str) -> None:
     """Token for token and pad for pad what stock generate gives, alone and in a left-padded batch."""
     options = {"max_new_tokens": NEW, "do_sample": False, **OPTIONS[name](model), **INPUTS[rows]}

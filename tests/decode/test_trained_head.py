@@ -49,7 +49,7 @@ def test_trained_heads_accept_much(name: str) -> None:
         pytest.skip("needs the shared folder (TREEOPT_SHARED)")
     folder = EAGLE3 if name == "pocket" else ROOT_FOLDER / "tests" / "data" / "tinystories-eagle3"
     base = load_base("pocket" if name == "pocket" else str(SHARED / "models" / "tinystories-260k"), dtype="float32")
-    texts = texts_of(base, "pocket" if name == "pocket" else str(SHARED / "data" / "story_openings.json"), 6)
+    texts = texts_of(base, "pocket" if name == "pocket" else str(SHARED / "data" / "story_openings.json"), 3)
     draft = load_draft(str(folder), base)
     drafter = Drafter.model_only(DEPTH, 8, draft.fingerprint, "eagle")
     for plan in (Tree(TREE.paths, drafter=drafter.id), TreePolicy(13, DEPTH, drafter.id)):
@@ -69,7 +69,7 @@ def test_the_trained_mtp_layer_accepts_much() -> None:
 def test_states_of_the_next_layers_accept_less(tmp_path: Path) -> None:
     """Ids that are read as numbers of states, not of layers, cost a fifth of the tokens per step and raise nothing."""
     base = load_base("pocket", dtype="float32")
-    texts, found = texts_of(base, "pocket", 6), []
+    texts, found = texts_of(base, "pocket", 3), []
     for number, ids in enumerate(([0, 2, 3], [1, 3, 4])):
         folder = tmp_path / str(number)
         folder.mkdir()

@@ -36,7 +36,7 @@ from treeopt.tree import Tree
 
 NEW = 10
 NODES = 6
-SMALL: dict[str, Any] = {"nodes": NODES, "max_new_tokens": NEW, "repeats": 2, "learn_tokens": 60, "learn_limit": 4}
+SMALL: dict[str, Any] = {"nodes": NODES, "max_new_tokens": NEW, "repeats": 1, "learn_tokens": 60, "learn_limit": 4}
 TREES = ("token recycling", "Medusa tree", "heads, static", "heads+ngram, static", "ngram, static", "model, static")
 
 
