@@ -22,7 +22,6 @@ from treeopt.drafting import fit
 from treeopt.evaluate import learn_drafter as learn_module
 from treeopt.evaluate import profile as timed_step
 from treeopt.evaluate import runs
-from treeopt.evaluate import runs
 from treeopt.models.base import Base, load_base
 from treeopt.models.head_files import LoadedHeads, load_heads
 from treeopt.tree import Tree

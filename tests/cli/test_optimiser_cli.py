@@ -182,6 +182,10 @@ def test_curve_with_profile_marks_the_best(profile: LatencyProfile) -> None:
     [note] = [line for line in drawn if line.startswith("Seconds of a step: ")]
     assert machine(profile.provenance) in note
     assert note.endswith(f"batch 1, {max(profile.contexts)} tokens in the cache.")
+    longer = [dataclasses.replace(one, batch=8, context=4096) for one in profile.points]
+    save_profile(dataclasses.replace(profile, points=(*profile.points, *longer)), "two.yaml")
+    treeopt("curve", "--profile", "two.yaml", "-o", "two.svg")
+    assert note in Path("two.svg").read_text()
 
 
 @pytest.mark.usefixtures("calibration", "profile")

@@ -120,6 +120,7 @@ def test_profile_that_cannot_be_fitted_is_refused() -> None:
     changes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"drafter_name": "model"}, "is of a draft model"),
         ({"drafter_name": "model+ngram"}, "is of a draft model"),
+        ({"unit": "path tokens"}, "is by path tokens"),
         ({"dtype": "float64"}, "float64"),
         ({"dtype": None}, "no dtype"),
     )

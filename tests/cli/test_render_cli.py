@@ -95,6 +95,8 @@ def test_labels_and_json_of_a_tree(small_tree: Tree) -> None:
     assert (data["nodes"], data["depth"], data["leaves"], data["output"]) == (6, 3, 3, "t.svg")
     assert data["drawn"][3] == {"kind": "node", "label": ".25", "node": 3, "parent": 1, "path": [0, 0], "value": 0.25}
     assert "accepted" not in data
+    treeopt("render", "t.yaml", "-o", "picture")
+    assert ElementTree.parse("picture").getroot().tag.endswith("svg")
     treeopt("render", "t.yaml", "--label", "none", "-o", "t.dot")
     assert ".50" not in Path("t.dot").read_text()
 

@@ -198,6 +198,7 @@ def test_generate_learns_from_what_it_served(tmp_path: Path) -> None:
     file = tmp_path / "memory"
     given = ("generate", PROMPT, "--memory", file, "--max-new-tokens", "32")
     first, second = treeopt_json(*given), treeopt_json(*given)
+    assert first["steps"] == treeopt_json("generate", PROMPT, "--max-new-tokens", "32")["steps"]  # it was empty
     result = tmp_path / "result.json"
     result.write_text(json.dumps(second))
     assert "has learned its text since" in error_of("E203", "reproduce", result)

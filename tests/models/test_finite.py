@@ -9,7 +9,10 @@ import torch
 from tiny import tiny_base
 from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
+from treeopt.policy import TreePolicy
 
 IDS = torch.tensor([[9, 10, 11], [12, 13, 14]])
 SAMPLED = pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -30,6 +33,21 @@ def test_generate_nan(temperature: float) -> None:
         base.generate(IDS, torch.ones_like(IDS), 8, temperature=temperature)
     assert caught.value.code is Code.NOT_FINITE
     assert len(base.model._forward_hooks) == 1
+
+
+def test_prompt_of_nan_is_named_whatever_drafts() -> None:
+    """The drafter does not get the token that was not chosen."""
+    base = tiny_base("llama")
+    drafter = Drafter.untrained(base.vocab_size)
+    decoder = TreeDecoder(base, None, TreePolicy(4, 3, drafter.id), drafter=drafter)
+
+    def spoil(_model: Any, _inputs: Any, out: Any) -> None:
+        out.logits[-1] = torch.nan
+
+    base.model.register_forward_hook(spoil)
+    with pytest.raises(TreeoptError, match="logits that are not finite") as caught:
+        decoder.generate([[5, 6], [7, 8, 9]], 8)
+    assert (caught.value.code, caught.value.at) == (Code.NOT_FINITE, "prompt 1, after 3 tokens of prompt and text")
 
 
 @SAMPLED

@@ -93,6 +93,16 @@ def test_fold_that_leaves_too_few_steps_is_skipped() -> None:
     assert fit.held_out[0].skipped == ("2 nodes", "8 nodes", "32 nodes", "128 nodes", "512 nodes")
 
 
+def test_numbers_that_no_step_depends_on() -> None:
+    """Bandwidth bounds all operators: any fast enough computation fits, and the peak is taken and named."""
+    fit = fit_efficiency([steps("qwen2.5-0.5b", dataclasses.replace(TRUE, compute=100.0))])
+    assert fit.undetermined == ("compute",)
+    assert fit.efficiency.compute >= 1
+    assert fit.fitted.largest < 0.01
+    assert "compute is not determined" in "\n".join(part for part in fit.parts() if isinstance(part, str))
+    assert fit_efficiency([steps("qwen2.5-0.5b")]).undetermined == ()
+
+
 def test_fit_extrapolates_to_a_larger_model() -> None:
     """Fitted to 0.5 billion parameters, it predicts 14 billion; the bare formulas are far off."""
     fit = fit_efficiency([steps("qwen2.5-0.5b", noise=0.03)])

@@ -71,7 +71,7 @@ def run(console: Console, **options: Any) -> None:
     note = f"Tokens per step (1 + accepted drafts): {texts_of(calibration)}."
     if timing is not None:
         of = timing.profile
-        context = options["context"] or max(of.contexts)
+        context = options["context"] or max(one.context for one in of.points if one.batch == options["batch"])
         how = "Modelled seconds of a step, not measured" if of.provenance.get("modelled") else "Seconds of a step"
         note += f"\n{how}: {machine(of.provenance)}; batch {options['batch']}, {context} tokens in the cache."
     write_marked(options["output"], render_curve(curve, title, note), PICTURE, console.configuration)

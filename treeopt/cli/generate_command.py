@@ -96,6 +96,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     decoding, ready = decoder.start(ids, limit), now(base)
     steps = [piece.tokens for piece in _streamed(stream_text(decoding, base.tokenizer), console) if piece.tokens]
     measured = _measured(console, decoder, steps, ready - begin, now(base) - ready)
+    again = decoded_steps(decoder, ids, steps) if console.for_programs else []  # by the memory without this text
     if memory is not None:
         memory.add([*ids, *measured["tokens"]])
         memory.save(options["memory_file"], overwrite=True)
@@ -104,7 +105,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
             "text": whole_text(measured["tokens"], base.tokenizer),
             "prompt": text,
             **measured,
-            "steps": [vars(step) for step in decoded_steps(decoder, ids, steps)] if console.for_programs else [],
+            "steps": [vars(step) for step in again],
             "prompt_tokens": len(ids),
             "nodes": decoder.trees.nodes,
             "acceptance": options["acceptance"],

@@ -123,10 +123,14 @@ class Rows:
 
     def check(self, base: Base) -> None:
         """Raise E504, which names the base, where a row's next token was chosen from scores that are not finite."""
-        if NOT_A_NUMBER in self.roots:
-            row, error = self.roots.index(NOT_A_NUMBER), base.not_finite("logits")
-            error.at = f"prompt {self.indices[row]}, after {self.session.lengths[row]} tokens of prompt and text"
-            raise error
+        _check_chosen(base, self.roots, self.indices, self.session.lengths)
+
+
+def _check_chosen(base: Base, roots: Sequence[int], indices: Sequence[int], lengths: Sequence[int]) -> None:
+    if NOT_A_NUMBER in roots:
+        row, error = roots.index(NOT_A_NUMBER), base.not_finite("logits")
+        error.at = f"prompt {indices[row]}, after {lengths[row]} tokens of prompt and text"
+        raise error
 
 
 def _of_step(drafts: Drafts, paths: Tensor, root: Tensor) -> list[Tensor]:
@@ -299,6 +303,7 @@ class TreeDecoder:
         generator = None if seed is None else torch.Generator(self.base.device).manual_seed(seed)
         root = self.acceptance.first(logits, generator)
         roots: list[int] = root.tolist()
+        _check_chosen(self.base, roots, range(len(roots)), [len(prompt) for prompt in prompts])
         window = self.trees.window
         texts = [prompt[max(0, len(prompt) + 1 - window) :].tolist() if window else [] for prompt in prompts]
         drafting = self.trees.start([[*text, first] for text, first in zip(texts, roots, strict=True)])

@@ -156,6 +156,7 @@ def search(proposer: T, memory: Memory) -> T:
         what = "a memory was given, and the drafter does not search the text so far"
         raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="treeopt learn makes a drafter with an n-gram table")
     memory.fit(proposer.vocab_size, "the model")
+    _ = proposer.record  # made once, not by each copy
     made = copy.copy(proposer)
     made.memory, made.window = memory.arrays, max(made.window, 2 * MAX_MATCH)  # tokens that `recall` compares
     return made

@@ -63,7 +63,7 @@ TREE, PICTURE, BUFFERS, REPORT = "tree", "picture", "compiled tree", "report"  #
 BUFFERS_SCHEMA = "treeopt.buffers/1"  # of compiled trees
 _KINDS = {**{kind: kind for kind in (TREE, PICTURE, REPORT)}, BUFFERS_SCHEMA: BUFFERS}  # by mark or schema
 _XML, _DOT, _YAML = ("<!-- ", " -->"), ("// ", ""), ("# ", "")  # before and after a comment
-_COMMENTS = {".svg": _XML, ".html": _XML, ".dot": _DOT, ".gv": _DOT}  # of pictures and reports; YAML's otherwise
+_COMMENTS = {".dot": _DOT, ".gv": _DOT}  # of pictures; an SVG image or a page otherwise, also without a suffix
 _MARK = re.compile(r"(?:<!-- |// |# )treeopt ([a-z ]+), unedited: sha256 ([0-9a-f]{64})(?: -->)?\n")
 LONGEST = 200  # bytes of a mark's line
 _PIECE = 1 << 20  # bytes that are hashed at a time
@@ -83,7 +83,7 @@ def write_marked(
     if kind == TREE and len(content) + LONGEST > MAX_BYTES:
         what, why = f"{path} would have {len(content):,} bytes", f"at most {MAX_BYTES:,} are read"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix="a smaller --nodes, or fewer plans of a schedule")
-    before, after = _COMMENTS.get(Path(path).suffix.lower() if kind in (PICTURE, REPORT) else "", _YAML)
+    before, after = _COMMENTS.get(Path(path).suffix.lower(), _XML) if kind in (PICTURE, REPORT) else _YAML
     if configuration:
         content += f"{before}{comment_of(configuration)}{after}\n"
     digest = hashlib.sha256(content.encode()).hexdigest()

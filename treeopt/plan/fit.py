@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.defaults import ONE_NODE, WITH_DRAFT
+from treeopt.defaults import ONE_NODE, PATH_TOKENS, WITH_DRAFT
 from treeopt.facts import Fact, Part, picked
 from treeopt.latency import LatencyProfile
 from treeopt.plan.devices import BYTES
@@ -63,6 +63,7 @@ class EfficiencyFit:
     efficiency: Efficiency
     fitted: HeldOut
     held_out: tuple[HeldOut, ...]
+    undetermined: tuple[str, ...] = ()  # numbers on which no step depends: shares are 1 then, and seconds 0
 
     def parts(self) -> Iterator[Part]:
         """The fitted numbers, and the errors of steps that were fitted and left out."""
@@ -70,10 +71,13 @@ class EfficiencyFit:
         for one in (self.fitted, *self.held_out):
             found[one.by] = {**picked(one if one.errors else None, "median", "largest"), "skipped": one.skipped}
         yield Fact(None, found, key="fit")
+        yield Fact(None, self.undetermined, key="fit_undetermined")
         numbers = vars(self.efficiency)
         shares = ", ".join(f"{name} {numbers[name]:.3g}" for name in ("compute", "bandwidth"))
         times = ", ".join(f"{name} {numbers[name] * 1e6:.3g} us" for name in ("launch", "step", "tree"))
         yield f"efficiency, fitted to {len(self.fitted.errors)} measured steps: {shares}; {times}"
+        for name in self.undetermined:
+            yield f"{name} is not determined: no step depends on it (treeopt profile with other --sizes, --batch-size)"
         for one in (self.fitted, *self.held_out):
             left_out = "fitted steps" if one is self.fitted else f"steps left out by {one.by}"
             errors = f"median {one.median:.1%}, largest {one.largest:.1%}" if one.errors else "none"
@@ -92,6 +96,7 @@ def check_fittable(source: Mapping[str, Any], file: str) -> None:
         (source.get("modelled"), "was modelled", "the model is fitted to measured steps"),
         (not source.get("model"), "names no model", "the model is fitted to measured steps of a known shape"),
         (drafted, "is of a draft model or module", lacks),
+        (source.get("unit") == PATH_TOKENS, "is by path tokens", "such a step has a copy of the cache for each path"),
         (dtype not in BYTES, of, "FLOP/s and bytes follow from the dtype"),
     ):
         if refused:
@@ -125,7 +130,8 @@ def fit_efficiency(sources: Sequence[MeasuredSteps]) -> EfficiencyFit:
         "model": [name for name, _ in points],
     }
     held_out = (_held_out(by, steps, fold) for by, fold in folds.items() if len(set(fold)) > 1)
-    return EfficiencyFit(efficiency, HeldOut("none", steps.errors(efficiency)), tuple(held_out))
+    fitted = HeldOut("none", steps.errors(efficiency))
+    return EfficiencyFit(efficiency, fitted, tuple(held_out), steps.undetermined(efficiency))
 
 
 @dataclass(frozen=True)
@@ -168,6 +174,12 @@ class _Steps:
         found: Floats = work + around
         return found
 
+    def undetermined(self, efficiency: Efficiency) -> tuple[str, ...]:
+        """The numbers on which no step depends."""
+        beyond = self.computing / efficiency.compute - self.moving / efficiency.bandwidth
+        free = {"compute": (beyond <= 0).all(), "bandwidth": (beyond >= 0).all(), "tree": not self.drafts.any()}
+        return tuple(name for name, alone in free.items() if alone)
+
     def errors(self, efficiency: Efficiency) -> tuple[float, ...]:
         """|modelled / measured - 1| of each step."""
         return tuple(np.abs(self.modelled(efficiency) / self.seconds - 1.0).tolist())
@@ -207,4 +219,6 @@ def _fit(steps: _Steps) -> Efficiency:
         start = np.log([compute, bandwidth, launch, steps.seconds.min() / 10, steps.seconds.min() / 10])
         found.append(least_squares(residuals, np.clip(start, low, high), bounds=(low, high)))
     best = min(found, key=lambda one: float(one.cost))
-    return efficiency_of(best.x)
+    fitted = efficiency_of(best.x)
+    neutral = {"compute": max(1.0, fitted.compute), "bandwidth": max(1.0, fitted.bandwidth), "tree": 0.0}
+    return dataclasses.replace(fitted, **{name: neutral[name] for name in steps.undetermined(fitted)})
