@@ -92,11 +92,10 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     if base.compile:
         console.note("compiling, which takes up to a minute for each size of the cache")
         decoder.generate(ids, limit)  # once before it is timed
-    begin = now(base)
-    decoding, ready = decoder.start(ids, limit), now(base)
+    begin, decoding, ready = now(base), decoder.start(ids, limit), now(base)
     steps = [piece.tokens for piece in _streamed(stream_text(decoding, base.tokenizer), console) if piece.tokens]
     measured = _measured(console, decoder, steps, ready - begin, now(base) - ready)
-    again = decoded_steps(decoder, ids, steps) if console.for_programs else []  # by the memory without this text
+    again = decoded_steps(decoder, ids, steps) if console.for_programs else []
     if memory is not None:
         memory.add([*ids, *measured["tokens"]])
         memory.save(options["memory_file"], overwrite=True)
