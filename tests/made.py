@@ -15,10 +15,10 @@ from treeopt.files.bundled import pocket
 from treeopt.files.profiles import save_profile
 from treeopt.latency import LatencyPoint, LatencyProfile
 
-FEW = ("--prompts", "pocket", "--limit", "6", "--max-new-tokens", "24")
-OTHERS = ("--prompts", "pocket", "--skip", "6", "--limit", "4", "--max-new-tokens", "24")
+FEW = ("--prompts", "pocket", "--limit", "6", "--max-new-tokens", "16")
+OTHERS = ("--prompts", "pocket", "--skip", "6", "--limit", "2", "--max-new-tokens", "16")
 MODEL = ("--model", str(pocket()))  # the built-in base, by the name of its folder
-LITTLE = ("--learn-tokens", "600", "--nodes", "12", "--nodes", "4", "--levels", "5")
+LITTLE = ("--learn-tokens", "240", "--nodes", "12", "--nodes", "4", "--levels", "5")
 
 
 def plant(patch: pytest.MonkeyPatch, static: float, dynamic: float) -> None:

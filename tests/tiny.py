@@ -75,7 +75,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {**_LEARNED, "tie_word_embeddings": False}),
     "qwen3-mixed": ("qwen3", {**_ROTARY, **_MIXED, "head_dim": 8}),
     "gemma2": ("gemma2", {**_ROTARY, "head_dim": 8, "sliding_window": WINDOW, "attn_implementation": "eager"}),
-    "gemma3": ("gemma3_text", {**_ROTARY, "num_hidden_layers": 6, "head_dim": 8, "sliding_window": WINDOW}),
+    "gemma3": (
+        "gemma3_text",
+        {**_ROTARY, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8, "sliding_window": WINDOW},
+    ),
     "phi3": ("phi3", {**_ROTARY, "sliding_window": WINDOW}),
     "gpt_neox": ("gpt_neox", {key: value for key, value in _ROTARY.items() if key != "num_key_value_heads"}),
     "opt": ("opt", _OPT),

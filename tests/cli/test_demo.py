@@ -20,7 +20,7 @@ from treeopt.cli.app import program
 def tiny() -> Iterator[None]:
     """Few and short texts."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"_PROMPTS": 12, "_TOKENS": 16, "_EVALUATED": 2, "_SAMPLED": 200}.items():
+        for name, value in {"_PROMPTS": 8, "_TOKENS": 12, "_EVALUATED": 2, "_SAMPLED": 100}.items():
             patch.setattr(demo_command, name, value)
         yield
 

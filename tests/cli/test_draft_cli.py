@@ -18,8 +18,8 @@ from treeopt.models.base import load_base
 from treeopt.texts.encode import encode
 from treeopt.texts.prompts import load_prompts
 
-FEW = ("--prompts", "pocket", "--limit", "5", "--max-new-tokens", "16")
-OTHERS = ("--prompts", "pocket", "--skip", "6", "--limit", "3", "--max-new-tokens", "16")
+FEW = ("--prompts", "pocket", "--limit", "5", "--max-new-tokens", "12")
+OTHERS = ("--prompts", "pocket", "--skip", "6", "--limit", "2", "--max-new-tokens", "16")
 DRAFT = ("--draft", "layers")
 
 
@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert base.tokenizer is not None
         base.tokenizer.save_pretrained("layers")
         treeopt("learn", *DRAFT, *FEW, "--nodes", "6", "-o", "model.safetensors")
-        treeopt("calibrate", *DRAFT, *FEW, "--drafter", "model+ngram", "--learn-tokens", "300", "-o", "mn.safetensors")
+        treeopt("calibrate", *DRAFT, *FEW, "--drafter", "model+ngram", "--learn-tokens", "120", "-o", "mn.safetensors")
     return folder
 
 
@@ -99,7 +99,7 @@ def sampled_alpha() -> float:
     shares = []
     for prompt in load_prompts("pocket", limit=5).prompts:
         ids = encode(prompt, base.tokenizer, chat_template=True)[0]
-        for _ in range(16):
+        for _ in range(12):
             p, q = (one.forward(torch.tensor([ids]), use_cache=False)[0][0, -1].softmax(-1) for one in (base, draft))
             shares.append(float(torch.minimum(p, q).sum()))
             ids = [*ids, int(p.argmax())]

@@ -31,12 +31,12 @@ TREES = ("static", "auto", "plain-auto")  # auto is per step
 
 def test_validate_and_generate() -> None:
     """Every kind is lossless, in the steps that were predicted; the drafter is found beside the tree."""
-    plain = treeopt_json("generate", "One day", "--tree", "plain.yaml", "--max-new-tokens", "24")
+    plain = treeopt_json("generate", "One day", "--tree", "plain.yaml", "--max-new-tokens", "12")
     for name in TREES:
-        data = treeopt_json("validate", "--tree", f"{name}.yaml", "--limit", "2", "--max-new-tokens", "24")
+        data = treeopt_json("validate", "--tree", f"{name}.yaml", "--limit", "2", "--max-new-tokens", "12")
         assert data["lossless"], name
         assert data["tokens_per_step"] == data["predicted_tokens_per_step"] > 1, name
-        made = treeopt_json("generate", "One day", "--tree", f"{name}.yaml", "--max-new-tokens", "24")
+        made = treeopt_json("generate", "One day", "--tree", f"{name}.yaml", "--max-new-tokens", "12")
         assert made["tokens"] == plain["tokens"], name
 
 

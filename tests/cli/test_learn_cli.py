@@ -106,7 +106,8 @@ def test_table_and_next_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     following = re.search(r"next: treeopt (generate .*)$", result.stderr, re.M)
     assert following
     assert treeopt(*following[1].replace("'PROMPT'", "PROMPT").split()).stdout
-    quiet = treeopt("learn", *MODEL, *FEW, *LITTLE, "-q", "--force")
+    small = ("--limit", "4", "--max-new-tokens", "8", "--learn-tokens", "60", "--nodes", "4")
+    quiet = treeopt("learn", *MODEL, "--prompts", "pocket", *small, "-q", "--force")
     assert "wrote" not in quiet.stderr
     assert "learning" not in quiet.stderr
     assert re.search(r"^recommended: ", quiet.stdout, re.M)

@@ -14,7 +14,8 @@ from treeopt.files.drafters import load_drafter
 from treeopt.models.base import load_base
 
 FEW = ("--prompts", "pocket", "--limit", "5", "--max-new-tokens", "16")
-OTHERS = ("--prompts", "pocket", "--skip", "6", "--limit", "3", "--max-new-tokens", "16")
+OTHERS = ("--prompts", "pocket", "--skip", "6", "--limit", "2", "--max-new-tokens", "16")
+TWO = ("--prompts", "pocket", "--limit", "2", "--max-new-tokens", "8")
 HEAD = ("--draft", "pocket-eagle3")
 DEVICE = ("--model", "llama-3-8b", "--device-preset", "a100-80gb-pcie")
 
@@ -29,7 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         treeopt("learn", *HEAD, *FEW, "--nodes", "6", "-o", "eagle.safetensors")
         block = ("--drafter", "block+ngram", "--learn-tokens", "300", "--nodes", "6")
         treeopt("learn", "--draft", "dflash", *FEW, *block, "-o", "block.safetensors")
-        treeopt("calibrate", *HEAD, *FEW, "--drafter", "eagle+ngram", "--learn-tokens", "300", "--kind", "dynamic")
+        treeopt("calibrate", *HEAD, *FEW, "--drafter", "eagle+ngram", "--learn-tokens", "120", "--kind", "dynamic")
     return folder
 
 
@@ -68,6 +69,7 @@ def test_predicted_is_measured() -> None:
 def test_trees_of_ddtree_are_a_method() -> None:
     """`compare` has a row of DDTree's trees beside those of the block drafter, without those of EAGLE-2."""
     few = ("--test-limit", "1", "--learn-limit", "3", "--max-new-tokens", "8", "--methods", "block,ddtree,eagle2")
+    few += ("--repeats", "1", "--learn-tokens", "60")
     found = treeopt_json("compare", "--draft", "dflash", "--prompts", "pocket", *few)
     rows = {row["method"]: row for row in found["rows"]}
     assert rows["block, DDTree"]["lossless"]
@@ -88,7 +90,7 @@ METHODS = {
 @looped("draft", METHODS)
 def test_engines_get_the_method_of_blocks(draft: str) -> None:
     """The method is that of the block drafter."""
-    treeopt("calibrate", "--draft", draft, *FEW, "-o", "block-alone.safetensors", "--force")
+    treeopt("calibrate", "--draft", draft, *TWO, "-o", "block-alone.safetensors", "--force")
     for engine, method in METHODS[draft].items():
         arguments = ("export", "--for", engine, "--calibration", "block-alone.safetensors", "--chain-length", "1")
         assert method in treeopt(*arguments).output
@@ -102,7 +104,7 @@ def test_what_is_found_is_printed() -> None:
 
 def test_engines_get_the_method_of_eagle3() -> None:
     """The method is that of the head's layout."""
-    treeopt("calibrate", *HEAD, *FEW, "-o", "alone.safetensors", "--force")
+    treeopt("calibrate", *HEAD, *TWO, "-o", "alone.safetensors", "--force")
     methods = {"vllm": "eagle3", "sglang": "EAGLE3", "trtllm": "Eagle3", "llamacpp": "draft-eagle3"}
     for engine, method in methods.items():
         printed = treeopt("export", "--for", engine, "--calibration", "alone.safetensors", "--chain-length", "3").output

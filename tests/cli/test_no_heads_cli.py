@@ -112,7 +112,8 @@ def test_levels_below_the_heads(tmp_path: Path) -> None:
     """With heads --levels counts them too, and a drafter has at least as many."""
     for levels, depth in (("6", 6), ("2", 5)):
         output = tmp_path / f"{levels}.safetensors"
-        treeopt("learn", *FEW, "--learn-tokens", "300", "--nodes", "4", "--levels", levels, "-o", output)
+        more = ("--max-new-tokens", "24", "--learn-tokens", "300", "--nodes", "4", "--levels", levels)
+        treeopt("learn", *FEW, *more, "-o", output)
         assert load_drafter(output).depth == depth
 
 

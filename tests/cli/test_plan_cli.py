@@ -115,8 +115,6 @@ def test_profile_that_cannot_be_fitted_is_refused() -> None:
     known = {"model": "pocket", "heads": "", "dtype": "float32", "attention": "sdpa", "drafter_name": "ngram"}
     profile = model.profile([4, 16, 64], [1, 4], [64], known)
     options = ("plan", "--model", "pocket", "--device-spec", SPEC, "--dtype", "float32", "--fit", "p.yaml")
-    save_profile(profile, "p.yaml")
-    treeopt(*options)
     changes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"drafter_name": "model"}, "is of a draft model"),
         ({"drafter_name": "model+ngram"}, "is of a draft model"),

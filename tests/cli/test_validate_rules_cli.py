@@ -17,7 +17,7 @@ from treeopt.files.trees import save_tree
 from treeopt.tree import Tree
 
 SMALL = ("--tree", "t.yaml", "--limit", "2", "--max-new-tokens", "8")
-SAMPLE = ("validate", *SMALL, "--acceptance", "sample", "--temperature", "0.5", "--seed", "3", "--draws", "60")
+SAMPLE = ("validate", *SMALL, "--acceptance", "sample", "--temperature", "0.5", "--seed", "3", "--draws", "24")
 TYPICAL = ("validate", *SMALL, "--acceptance", "typical")
 
 
@@ -60,7 +60,7 @@ def test_sample_json_is_the_same_for_equal_seeds() -> None:
     assert data["tokens"] / data["steps"] == data["tokens_per_step"]
     depths = data["acceptance_by_depth"]
     assert len(depths["measured"]) == len(depths["predicted"]) == 2
-    assert [one["draws"] for one in data["tests"]] == [60, 60]
+    assert [one["draws"] for one in data["tests"]] == [24, 24]
     assert untimed(treeopt_json(*SAMPLE, "--top-k", "30", "--top-p", "0.9")) == untimed(data)
 
 

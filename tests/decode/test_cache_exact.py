@@ -26,7 +26,7 @@ from treeopt.policy import Plan, TreePolicy
 from treeopt.texts.encode import Text
 from treeopt.tree import Tree
 
-NEW = 30
+NEW = 20
 SMALL_VOCAB = 13  # so that greedy text soon repeats itself
 WINDOWS = (8, 20, 300, 0)
 

@@ -25,7 +25,7 @@ from treeopt.policy import Plan, TreePolicy
 from treeopt.texts.encode import Text
 from treeopt.tree import Tree
 
-NEW = 24
+NEW = 16
 PATHS = ((0,), (1,), (0, 0), (0, 1), (0, 0, 0))
 Models = tuple[Base, MedusaHeads, list[Text]]
 

@@ -15,7 +15,7 @@ from treeopt.decode.rules import Rule, Sample
 from treeopt.drafting.interface import Drafts
 from treeopt.models.base import Base
 
-NEW = 24
+NEW = 16
 PROMPTS = [[3, 8, 21], [40], list(range(5, 35)), [9] * 17]  # shorter and longer than the sliding windows
 
 

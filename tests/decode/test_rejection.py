@@ -35,7 +35,7 @@ def decoder_of(rule: Sample | Greedy, settings: Sample, num_drafts: int = 3) -> 
 def test_whole_texts(settings: dict[str, float], num_drafts: int) -> None:
     """Texts of rejection are distributed as plain sampling distributes them, from the same settings or others."""
     rule = Rejection(**settings)
-    made = counted(decoder_of(rule, Sample(), num_drafts), rounds=6)
+    made = counted(decoder_of(rule, Sample(), num_drafts), rounds=4)
     assert p_value(made, text_probabilities(small_base(), rule)) > ALPHA
 
 
@@ -58,18 +58,18 @@ class DrawAgainFromTarget(Rejection):
 @pytest.mark.parametrize("wrong", [AcceptAll, DrawAgainFromTarget])
 def test_planted_wrong_rules(wrong: type[Rejection]) -> None:
     """The same test finds rules that do not have the target's distribution."""
-    assert p_value(counted(decoder_of(wrong(), Sample()), rounds=6), text_probabilities(small_base(), Sample())) < ALPHA
+    assert p_value(counted(decoder_of(wrong(), Sample()), rounds=4), text_probabilities(small_base(), Sample())) < ALPHA
 
 
 def test_seeded_drafts_are_independent_of_seeded_draws() -> None:
     """One seed for the chain and the rule gives two streams; equal ones would tie drafts to the roots before them."""
-    made = counted(decoder_of(Rejection(seed=5), Sample(seed=5)), rows=3000, rounds=1)
+    made = counted(decoder_of(Rejection(seed=5), Sample(seed=5)), rows=2000, rounds=1)
     assert p_value(made, text_probabilities(small_base(), Sample())) > ALPHA
 
 
 def test_one_draw_a_node_is_exact_for_drawn_drafts_too() -> None:
     """`Sample` accepts a drawn draft that equals its own draw; texts have the same distribution."""
-    made = counted(decoder_of(Sample(), Sample()), rounds=6)
+    made = counted(decoder_of(Sample(), Sample()), rounds=4)
     assert p_value(made, text_probabilities(small_base(), Sample())) > ALPHA
 
 
@@ -125,5 +125,5 @@ def test_temperature_0() -> None:
     decoded = decoder.generate([1, 2, 3], 25)
     assert decoded.tokens == stock(base, [1, 2, 3], 25)
     assert decoded.step_lengths == [5] * 5
-    made = counted(decoder_of(Rejection(), Sample(0)), rounds=6)
+    made = counted(decoder_of(Rejection(), Sample(0)), rounds=4)
     assert p_value(made, text_probabilities(small_base(), Sample())) > ALPHA

@@ -43,7 +43,7 @@ def small() -> Base:
 
 def counts_of(base: Base, tree: Tree, rule: Rule) -> NDArray[np.float64]:
     """How often each text came out of a decoder with this tree and rule."""
-    return counted(TreeDecoder(base, random_heads(base, 3, 3), tree, acceptance=rule))
+    return counted(TreeDecoder(base, random_heads(base, 3, 3), tree, acceptance=rule), rounds=6)
 
 
 @pytest.mark.parametrize("name", but_slow([*SETTINGS], "plain", "top-p", "cold"))

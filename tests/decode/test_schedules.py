@@ -30,7 +30,7 @@ from treeopt.schedule import Schedule, ScheduledPlan
 from treeopt.texts.encode import Text
 from treeopt.tree import Tree
 
-NEW = 24
+NEW = 16
 PATHS = ((0,), (1,), (0, 0), (0, 1), (0, 0, 0))
 Case = tuple[Base, MedusaHeads | None, Drafter | None, Base | None, list[Text]]
 

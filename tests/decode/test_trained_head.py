@@ -20,7 +20,7 @@ from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import load_prompts
 from treeopt.tree import Tree
 
-NEW, DEPTH = 40, 6
+NEW, DEPTH = 28, 6
 TREE = Tree.from_paths([*((0,) * n for n in range(1, DEPTH + 1)), (1,), (2,), (0, 1), (1, 0), (0, 0, 1), (1, 0, 0)])
 
 EAGLE3 = pocket().with_name("pocket-eagle3")
@@ -49,7 +49,7 @@ def test_trained_heads_accept_much(name: str) -> None:
         pytest.skip("needs the shared folder (TREEOPT_SHARED)")
     folder = EAGLE3 if name == "pocket" else ROOT_FOLDER / "tests" / "data" / "tinystories-eagle3"
     base = load_base("pocket" if name == "pocket" else str(SHARED / "models" / "tinystories-260k"), dtype="float32")
-    texts = texts_of(base, "pocket" if name == "pocket" else str(SHARED / "data" / "story_openings.json"), 3)
+    texts = texts_of(base, "pocket" if name == "pocket" else str(SHARED / "data" / "story_openings.json"), 4)
     draft = load_draft(str(folder), base)
     drafter = Drafter.model_only(DEPTH, 8, draft.fingerprint, "eagle")
     for plan in (Tree(TREE.paths, drafter=drafter.id), TreePolicy(13, DEPTH, drafter.id)):
@@ -61,7 +61,7 @@ def test_the_trained_mtp_layer_accepts_much() -> None:
     base = load_base(str(ROOT_FOLDER / "tests" / "data" / "hybrid"), dtype="float32")
     draft = load_draft("mtp", base)
     drafter = Drafter.model_only(DEPTH, 8, draft.fingerprint, "mtp")
-    texts = texts_of(base, "pocket", 4)
+    texts = texts_of(base, "pocket", 3)
     for plan in (Tree(TREE.paths, drafter=drafter.id), TreePolicy(13, DEPTH, drafter.id)):
         assert tokens_per_step(base, draft, texts, plan, drafter) > 2
 
@@ -79,5 +79,5 @@ def test_states_of_the_next_layers_accept_less(tmp_path: Path) -> None:
         (folder / "config.json").write_text(json.dumps(config))
         draft = load_draft(str(folder), base)
         drafter = Drafter.model_only(DEPTH, 8, draft.fingerprint, "eagle")
-        found.append(tokens_per_step(base, draft, texts, Tree(TREE.paths, drafter=drafter.id), drafter))
+        found.append(predict(base, None, Tree(TREE.paths, drafter=drafter.id), texts, drafter, draft).tokens_per_step)
     assert found[1] < 0.8 * found[0]

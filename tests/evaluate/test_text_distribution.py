@@ -31,7 +31,7 @@ from treeopt.texts.encode import Text
 from treeopt.tree import Tree
 
 TREE = Tree.from_paths([path for depth in (1, 2, 3) for path in np.ndindex(*[2] * depth)])
-DRAWS = 4000
+DRAWS = 2000
 RULE = Sample(temperature=0.8, top_k=4, top_p=0.95)
 
 

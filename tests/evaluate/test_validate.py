@@ -43,7 +43,7 @@ from treeopt.texts.encode import Text, encode
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
 from treeopt.tree import Tree
 
-NEW_TOKENS = 32
+NEW_TOKENS = 20
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from treeopt.runs.lock import Lock
 from treeopt.texts.encode import Text
 from treeopt.tree import Tree
 
-NEW = 20
+NEW = 14
 
 
 def stream(base: Base, count: int = 3) -> list[Text]:
@@ -87,7 +87,7 @@ def test_ring_that_is_written_over_is_predicted() -> None:
     texts = stream(base, 5)
     policy = TreePolicy(8, drafter.depth, drafter.id)
     for _ in range(2):  # the second time the memory is full before the first text
-        found = validate(base, None, policy, texts, drafter=drafter, memory=memory, max_new_tokens=NEW)
+        found = validate(base, None, policy, texts, drafter=drafter, memory=memory, max_new_tokens=20)
         assert memory.arrays.end[0] > 1.5 * memory.num_tokens
         assert found.lossless
         assert found.prediction_misses == ()

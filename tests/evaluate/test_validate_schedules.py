@@ -63,7 +63,7 @@ def test_prediction_is_exact_alone(ngram: bool) -> None:
 def test_promised_is_decoded(name: str) -> None:
     """Every chain, tree and per-step tree of a verdict takes on its texts the very steps that it promises."""
     base, heads = planted(3)
-    texts = answered(base, prompts_of(2, 3), 16)
+    texts = answered(base, prompts_of(2, 2), 12)
     draft = tiny_base("llama", 2) if name == "model" else None
     given = None if draft else heads
     drafter = Drafter.model_only(4, 6, draft.fingerprint) if draft else quick_drafter(base, heads, ngram="+" in name)
@@ -73,7 +73,7 @@ def test_promised_is_decoded(name: str) -> None:
     for one in found.verdicts[0].settings:
         plan = one.of.plan()
         decoder = TreeDecoder(base, given, plan, drafter=drafter, draft=draft)
-        decoded = [decoder.generate(text.prompt, 16) for text in texts]
+        decoded = [decoder.generate(text.prompt, 12) for text in texts]
         assert [each.tokens for each in decoded] == [text.answer for text in texts]
         tokens, steps = sum(len(each.tokens) for each in decoded), sum(len(each.step_lengths) for each in decoded)
         if one.kind != "static":

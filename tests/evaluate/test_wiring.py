@@ -203,7 +203,7 @@ def test_heads(pocket: tuple[Base, MedusaHeads, list[Text]]) -> None:
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head whose config names other layers: the fault is named, and the exit status is 6. Its own is as trained."""
     monkeypatch.chdir(tmp_path)
-    few = ("--limit", "10", "--max-new-tokens", "24", "--model", "pocket")
+    few = ("--limit", "10", "--max-new-tokens", "16", "--model", "pocket")
     shutil.copytree(pocket_folder().with_name("pocket-eagle3"), "wrong")
     config = json.loads(Path("wrong/config.json").read_text())
     config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [1, 3, 4]
@@ -374,7 +374,7 @@ def test_chat_template_that_cannot_be_tried(
     """A template that refuses the messages, gives no text or gives the same text has no row."""
     base, heads, _ = pocket
     monkeypatch.setattr(base.tokenizer, "chat_template", template, raising=False)
-    rows = as_prompt_set([{"messages": [{"role": "user", "content": text}]} for text in CODE[:6]])
+    rows = as_prompt_set([{"messages": [{"role": "user", "content": text}]} for text in CODE[:2]])
     found = diagnose(base, heads, rows, AnswerOptions(8, chat_template=False), texts=True)
     assert [one.hits.name for one in found.others] == ["sampled answers", "in bfloat16"]
 
@@ -479,6 +479,6 @@ def test_tokens_outside_the_draft_vocabulary(pocket: tuple[Base, MedusaHeads, li
     """Their share is said."""
     base = pocket[0]
     draft = tiny_module(base, "eagle3", 2, vocabulary=100)
-    found = diagnose(base, draft, as_prompt_set(CODE), AnswerOptions(8), texts=False)
+    found = diagnose(base, draft, as_prompt_set(CODE[:8]), AnswerOptions(8), texts=False)
     assert any("are not in the draft vocabulary" in cause for cause in found.causes)
     assert found.wiring.too_weak
