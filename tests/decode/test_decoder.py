@@ -287,8 +287,7 @@ def test_logits_that_are_not_numbers_are_an_error() -> None:
     decoder = TreeDecoder(base, None, Tree(()))
     with torch.no_grad():
         base.model.get_output_embeddings().weight.fill_(float("nan"))
-    by_steps = decoder.prefill([torch.tensor([3, 8])], 4)
-    for decode in (lambda: decoder.generate([3, 8], 4), lambda: decoder.step(by_steps)):
+    for decode in (lambda: decoder.generate([3, 8], 4), lambda: decoder.prefill([torch.tensor([3, 8])], 4)):
         with pytest.raises(TreeoptError, match="the model tiny-llama gives logits that are not finite") as caught:
             decode()
         assert caught.value.code is Code.NOT_FINITE
