@@ -164,9 +164,9 @@ def _texts(console: Console, base: Base, files: Sequence[TextFile], options: dic
 def _report(console: Console, trained: Trained, score: BaseScore | None, options: dict[str, Any]) -> None:
     shown = max((len(score.top) for score in trained.held_out), default=0)
     rows = []
-    for h, score in enumerate(trained.held_out, start=1):
-        cells = [f"{score.loss:.3f}", *(f"{share:.1%}" for share in score.top)] if score.top else ["-"] * (1 + shown)
-        rows.append([f"head {h}", *cells, str(score.trials)])
+    for h, head in enumerate(trained.held_out, start=1):
+        cells = [f"{head.loss:.3f}", *(f"{share:.1%}" for share in head.top)] if head.top else ["-"] * (1 + shown)
+        rows.append([f"head {h}", *cells, str(head.trials)])
     if rows:
         console.table(["", "loss", *(f"top-{i + 1}" for i in range(shown)), "trials"], rows)
         console.say(f"{counted(options['holdout'], 'text')} held out; loss in nats; top-i accuracy")
