@@ -74,6 +74,13 @@ def pixels(line: Line2D) -> np.ndarray:
     return np.asarray(line.get_transform().transform(line.get_xydata()))
 
 
+def test_unit_of_sizes() -> None:
+    """Sizes of a profile by path tokens are not called nodes, in any panel."""
+    for unit, label in (("nodes", "nodes (root counted)"), ("path tokens", "path tokens: leaves x (depth + 1)")):
+        panels = curve_panels(replace(make(SIZES, TOKENS, SPEEDUPS), unit=unit))
+        assert [panel.x for panel in panels] == [label] * 3
+
+
 def drawn_curve(curve: Curve) -> Figure:
     """The figure of a curve."""
     return chart_figure(curve_panels(curve), "")

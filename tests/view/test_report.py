@@ -342,6 +342,9 @@ def test_headline_is_the_fastest_plan() -> None:
     assert best is not None
     assert (best["plan"], best["speedup"]) == ("Medusa heads, static tree of 6 nodes", 1.7848)
     assert "not decoded" in best["how"]
+    page = render_report(json.loads(json.dumps(data).replace('"unit": "nodes"', '"unit": "path tokens"')))
+    assert page.count('<th scope="col">path tokens<') == len(data["calibrations"][0]["curves"]) + 1
+    assert "static tree of 6 path tokens" in page
     assert best["lossless"] is None
     for part in ("calibrations", "profile"):
         del data[part]

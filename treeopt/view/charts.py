@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from treeopt.defaults import NODES, PATH_TOKENS
 from treeopt.optimize.curve import Curve, CurvePoint
 from treeopt.optimize.intervals import LEVEL, Interval
 from treeopt.plan.planner import PlanPoint, SpeedPlan
@@ -33,7 +34,7 @@ LINES: Mapping[str, Any] = {  # settings of charts with lines
     "legend.frameon": False,
 }
 WIDTH, PANEL_HEIGHT = 6.6, 2.5  # inches
-NODES = "nodes (root counted)"  # the label of an axis of sizes
+AXES = {NODES: "nodes (root counted)", PATH_TOKENS: "path tokens: leaves x (depth + 1)"}  # labels of sizes
 _COMMON = {"svg.fonttype": "none", "font.size": 9.0}
 TITLE_LENGTH, NOTE_LENGTH = 64, 96  # characters of a line of the heading and of the note
 _TITLE_LINES, _LINE_HEIGHT = 2, 0.16  # of the heading that are drawn; inches
@@ -243,12 +244,16 @@ def curve_panels(curve: Curve) -> list[Panel]:
     tokens = Series("cross-validated", sizes, [point.tokens_per_step for point in points], bands)
     best = [] if curve.best is None else [curve.best]
     timed = [point for point in points if point.speedup is not None and point.overhead is not None]
-    panels = [Panel(NODES, "tokens per step", [tokens], log2=True, best=best)]
-    return panels + _costs({"median of timed steps, quartiles": timed}, best) if timed else panels
+    panels = [Panel(AXES[curve.unit], "tokens per step", [tokens], log2=True, best=best)]
+    return panels + _costs({"median of timed steps, quartiles": timed}, best, curve.unit) if timed else panels
 
 
 def _costs(
-    points: Mapping[str, Sequence[CurvePoint | PlanPoint]], best: Sequence[float], *, log: bool = False
+    points: Mapping[str, Sequence[CurvePoint | PlanPoint]],
+    best: Sequence[float],
+    unit: str = NODES,
+    *,
+    log: bool = False,
 ) -> list[Panel]:
     """Panels of speedup and overhead, with a line for each name; with `log` rings mark the best size of each."""
     sizes = [point.nodes for of in points.values() for point in of]
@@ -262,8 +267,8 @@ def _costs(
     level = Series(_AUTOREGRESSIVE, [min(sizes), max(sizes)], [1.0, 1.0], dashed=True)
     marked = [] if log else best
     return [
-        Panel(NODES, "speedup over autoregressive", [*lines("speedup"), level], log2=True, best=marked),
-        Panel(NODES, "overhead: one node = 1", [*lines("overhead")], log2=True, best=marked, log=log),
+        Panel(AXES[unit], "speedup over autoregressive", [*lines("speedup"), level], log2=True, best=marked),
+        Panel(AXES[unit], "overhead: one node = 1", [*lines("overhead")], log2=True, best=marked, log=log),
     ]
 
 

@@ -20,7 +20,7 @@ from treeopt.defaults import HEADS, KINDS
 from treeopt.errors import counted
 from treeopt.optimize.intervals import Interval
 from treeopt.tree import Tree
-from treeopt.view.charts import NODES, Panel, Series, bar_of, render_bars, render_chart
+from treeopt.view.charts import AXES, Panel, Series, bar_of, render_bars, render_chart
 from treeopt.view.report_data import PARTS, first_source
 from treeopt.view.scene import visible
 from treeopt.view.svg import STYLE, render_svg
@@ -56,11 +56,13 @@ def curve_svg(calibrations: Sequence[Mapping[str, Any]]) -> Markup | None:
     if not curves:
         return None
     best = [curve["best"] for _, curve in curves if curve["best"] is not None]
-    panels = [Panel(NODES, "tokens per step", list(_lines(curves, "tokens_per_step")), True, best)]
+    units = {curve["unit"] for _, curve in curves}
+    axis = AXES[units.pop()] if len(units) == 1 else "size of the tree"
+    panels = [Panel(axis, "tokens per step", list(_lines(curves, "tokens_per_step")), True, best)]
     timed = [(name, curve) for name, curve in curves if curve["best"] is not None]
     if timed:
-        panels.append(Panel(NODES, "speedup", list(_lines(timed, "speedup")), True, best))
-    label = "Tokens per step by the number of nodes" + (", and speedup below" if timed else "")
+        panels.append(Panel(axis, "speedup", list(_lines(timed, "speedup")), True, best))
+    label = "Tokens per step by the size of the tree" + (", and speedup below" if timed else "")
     return _markup(render_chart(panels, "", finish=functools.partial(inline_svg, label=label)))
 
 
@@ -101,7 +103,8 @@ def headline(data: Mapping[str, Any]) -> dict[str, Any] | None:
         for one in data.get("calibrations", []):
             for curve in one["curves"]:
                 for point in (point for point in curve["points"] if point["nodes"] == curve["best"]):
-                    plan = f"{curve_name(one, curve).removesuffix('s')} of {counted(point['nodes'], 'node')}"
+                    size = counted(point["nodes"], curve["unit"].removesuffix("s"))
+                    plan = f"{curve_name(one, curve).removesuffix('s')} of {size}"
                     verdict = {"lossless": None, "lossy": False, "acceptance": "greedy"}
                     found.append({**point, **verdict, "plan": plan, "tokens": point["tokens_per_step"], "how": how})
     return max(

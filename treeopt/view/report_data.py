@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import HEADS, KINDS, ONE_NODE
+from treeopt.defaults import HEADS, KINDS, NODES, ONE_NODE, PATH_TOKENS
 from treeopt.errors import Code, TreeoptError, counted
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.configurations import KEY, command_lines
@@ -139,7 +139,7 @@ def _calibration(one: Traced) -> dict[str, Any]:
         "top_k": found.top_k,
         "levels": levels,
         "curves": [
-            {"kind": kind, "method": curve.method, "best": curve.best, "points": [*map(_point, curve.points)]}
+            {"kind": kind, **vars(curve), "points": [*map(_point, curve.points)]}
             for kind, curve in one.curves.items()
         ],
         **_origin(one.name, vars(made), "provenance"),
@@ -165,11 +165,12 @@ def _plan(name: str, plan: Plan) -> dict[str, Any]:
         **_origin(name, plan.source, "source"),
     }
     if isinstance(plan, TreePolicy):
-        return {**shared, "kind": KINDS[1], "size_cost": [list(pair) for pair in plan.size_cost]}
+        return {**shared, "kind": KINDS[1], "unit": plan.unit, "size_cost": [list(pair) for pair in plan.size_cost]}
     drawn = [node - 1 for node in drawn_nodes(plan, DRAWN_NODES)[1:]]
     return {
         **shared,
         "kind": KINDS[0],
+        "unit": NODES,
         "leaves": len(plan.leaves),
         "paths": [list(plan.paths[i]) for i in drawn],
         "values": None if plan.values is None else [plan.values[i] for i in drawn],
@@ -179,6 +180,7 @@ def _plan(name: str, plan: Plan) -> dict[str, Any]:
 def _profile(name: str, profile: LatencyProfile) -> dict[str, Any]:
     return {
         "file": name,
+        "unit": PATH_TOKENS if profile.path_tokens else NODES,
         "points": [asdict(point) for point in profile.points],
         **_origin(name, profile.provenance, "provenance"),
     }
