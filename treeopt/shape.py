@@ -65,6 +65,10 @@ class Attention:
         """Numbers that one token adds to the cache, over all layers."""
         return self.layers * self.kv_heads * (self.key_size + self.value_size)
 
+    def seen(self, cached: int) -> int:
+        """Of so many cached tokens those that a new one attends to; engines keep no others."""
+        return cached if self.window is None else min(cached, self.window - 1)
+
 
 @dataclass(frozen=True)
 class ModelShape:

@@ -232,6 +232,7 @@ def test_window_limits_the_keys() -> None:
     """A window of 6 leaves 5 cached tokens."""
     assert forward(WINDOW)["scores"][0] == 2304.0
     assert forward(WINDOW, cached=3) == forward(cached=3)
+    assert StepModel(WINDOW, WIDE).memory(3, 2, 10) == 2 * 100 + 2 * 20 * 2 * (5 + 3)
 
 
 def test_experts_by_hand() -> None:

@@ -148,8 +148,7 @@ def _product(matrix: Matrix, tokens: Floats, setting: StepSetting) -> Operator:
 
 def _attention(kind: Attention, nodes: Floats, batch: int, cached: int, setting: StepSetting) -> Iterator[Operator]:
     """The products of queries with keys, and of scores with values, in all layers of one kind."""
-    seen = cached if kind.window is None else min(cached, kind.window - 1)
-    keys = seen + nodes
+    keys = kind.seen(cached) + nodes
     texts = float(batch * kind.layers)
     moved = 0.0 if setting.attention == "flash" else setting.activation_bytes * texts * kind.heads * nodes * keys
     for name, size in (("scores", kind.key_size), ("values", kind.value_size)):

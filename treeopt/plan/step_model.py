@@ -104,14 +104,15 @@ class StepModel:
         return operator.flops / peak, operator.bytes / (self.device.bandwidth * self.efficiency.bandwidth)
 
     def memory(self, nodes: int, batch: int, context: int) -> float:
-        """Bytes of the weights, those that draft included, and of the key-value cache."""
+        """Bytes of the weights, those that draft included, and of the key-value cache, of windowed layers the window."""
         drafting, setting = self.drafting, self.setting
-        weights, cached = self.shape.parameters, self.shape.cached_values
+        weights, attention = self.shape.parameters, self.shape.attention
         head = drafting.blocks * self.shape.hidden + (drafting.head_rows or 0)
         weights += drafting.heads * head * self.shape.hidden
         if drafting.draft is not None:
-            weights, cached = weights + drafting.draft.parameters, cached + drafting.draft.cached_values
-        return setting.weight_bytes * weights + setting.kv_bytes * cached * batch * (context + nodes)
+            weights, attention = weights + drafting.draft.parameters, attention + drafting.draft.attention
+        cached = sum(one.cached_values * (one.seen(context) + nodes) for one in attention)
+        return setting.weight_bytes * weights + setting.kv_bytes * batch * cached
 
     def profile(
         self, nodes: Iterable[int], batches: Iterable[int], contexts: Iterable[int], provenance: Mapping[str, Any]
