@@ -104,7 +104,7 @@ class StepModel:
         return operator.flops / peak, operator.bytes / (self.device.bandwidth * self.efficiency.bandwidth)
 
     def memory(self, nodes: int, batch: int, context: int) -> float:
-        """Bytes of the weights, those that draft included, and of the key-value cache, of windowed layers the window."""
+        """Bytes of all weights and of the key-value cache, which in windowed layers is a window long."""
         drafting, setting = self.drafting, self.setting
         weights, attention = self.shape.parameters, self.shape.attention
         head = drafting.blocks * self.shape.hidden + (drafting.head_rows or 0)
