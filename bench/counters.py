@@ -107,6 +107,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, calibration in calibrations(options, Path(folder)):
             found = list(cases(calibration))
+            if not found:
+                print(f"{name}: one level, no estimate")
+                continue
             everything += found
             worst = max(abs(case.error) for case in found)
             plain = max(abs(case.sum_error) for case in found)
@@ -116,6 +119,8 @@ def main() -> None:
                 f"most {worst:.2%} (plain sum {plain:.2%}), {held} intervals hold, widest half {widest:.2%}",
                 flush=True,
             )
+    if not everything:
+        return
     judged("largest error of an estimate", max(abs(case.error) for case in everything), 0.03, most=True)
     judged("share of intervals that hold replay", sum(case.held for case in everything) / len(everything), 1.0)
     wide = [case.width for case in everything if case.steps >= MANY]

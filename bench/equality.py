@@ -73,7 +73,7 @@ def built(file: Path, *options: str) -> Figures:
     expected = found.get("expected_tokens_per_step") or {}
     return {
         "paths": found.get("paths"),
-        "values": found.get("values"),
+        **{name: found.get(name) for name in ("values", "nodes", "depth", "size_cost")},
         "expected": {name: expected.get(name) for name in EXPECTED},
     }
 

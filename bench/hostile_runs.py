@@ -60,7 +60,6 @@ NUMBERS = (
     ["build", "--nodes", "1e3"],
     ["build", "--nodes", "1000000000"],
     ["build", "--max-rank", HUGE],
-    ["build", "--max-rank", HUGE],
     ["build", "--max-depth", HUGE],
     ["build", "--max-depth", "0"],
     ["build", "--calibration", "calibration.safetensors", "--calibration", "calibration.safetensors"],
@@ -237,7 +236,7 @@ def wrong_files() -> Iterator[Run]:
     }.items():
         yield Run(f"build: {what}", ["build", "-o", "new.yaml"], prepare)
     build = ["build", "--nodes", "auto", "--profile", "profile.yaml", "-o", "new.yaml"]
-    yield Run("build: a profile of no points", build, write("profile.yaml", "schema: treeopt.profile/1\npoints: []\n"))
+    yield Run("build: a profile of no points", build, write("profile.yaml", "schema: treeopt.latency/1\npoints: []\n"))
     yield Run("build: a profile that is a tree", build, lambda: shutil.copy("mine.yaml", "profile.yaml"))
     for output in (
         "-",

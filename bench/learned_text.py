@@ -153,7 +153,8 @@ def kept_states() -> Callable[[Base, Sequence[Text]], list[torch.Tensor]]:
 
 def stored(options: argparse.Namespace, name: str, make: Callable[[], Any]) -> Any:
     """What `make` returns, or what a run before stored under this name."""
-    path = None if options.keep is None else options.keep / f"{name}.pickle"
+    of = f"{Path(options.model).name}-{options.dtype}-{options.known}"
+    path = None if options.keep is None else options.keep / f"{of}-{name}.pickle"
     if path is not None and path.exists():
         return pickle.loads(path.read_bytes())  # written by the lines below
     made = make()

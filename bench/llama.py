@@ -58,8 +58,9 @@ def of_llama(gguf: Path, prompts: list[str], new_tokens: int, lookup: int) -> fl
 
     def stream(prompt: str) -> Iterator[int]:
         message = {"role": "user", "content": prompt}
-        for _ in model.create_chat_completion([message], max_tokens=new_tokens, temperature=0.0, stream=True):
-            yield 1
+        for chunk in model.create_chat_completion([message], max_tokens=new_tokens, temperature=0.0, stream=True):
+            if chunk["choices"][0]["delta"].get("content"):  # others have the role, and the reason of the end
+                yield 1
 
     return rate(map(stream, prompts))
 

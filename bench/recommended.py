@@ -186,7 +186,7 @@ def race(
         if done == SURE or done % repeats == 0:
             rest = [name for name in rest if name in (none, chosen) or interval(rates[name], rates[best])[2] >= 1]
         aims = ((PLAIN_GOAL, over[none]), (goal, over[best]))
-        unsure = [mean < aim and high / mean > 1 + WIDEST for aim, (_, mean, high) in aims]
+        unsure = [low < aim < high and high / mean > 1 + WIDEST for aim, (low, mean, high) in aims]
         if done % repeats == 0 and not any(unsure):
             break
     width = max(12, *map(len, expected))

@@ -98,7 +98,9 @@ def measure(name: str, options: argparse.Namespace) -> None:
     draft = load_draft(options.draft, base) if options.draft else None
     loaded = None if draft else loaded
     known = dataclasses.replace(prompts, prompts=prompts.prompts[: effort.known])
-    texts = [encode(one, base.tokenizer, chat_template=True)[0] for one in prompts.prompts[-effort.texts :]]
+    seen = [(one.messages, one.text) for one in known.prompts]
+    others = [one for one in prompts.prompts[-effort.texts :] if (one.messages, one.text) not in seen]
+    texts = [encode(one, base.tokenizer, chat_template=True)[0] for one in others]
     learning = Learning(tokens=effort.learned, ngram=draft is None)
     answers: dict[str, Any] = {"max_new_tokens": effort.new_tokens, "batch_size": 32}
     run = run_calibration(base, loaded, known, learning=learning, steps=True, draft=draft, **answers)

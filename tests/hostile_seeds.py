@@ -25,7 +25,7 @@ from treeopt.defaults import STEP_SIZES
 from treeopt.drafter import MAX_MATCH, Drafter, Level
 from treeopt.drafting.count import NgramCounts
 from treeopt.drafting.memory import Memory
-from treeopt.export.trees import growmap_pt, growmap_text
+from treeopt.export.trees import growmap, growmap_pt
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import save_drafter
 from treeopt.files.profiles import profile_yaml
@@ -218,7 +218,7 @@ def engine_trees() -> list[bytes]:
     """Trees of engines, as text."""
     closed = Tree(((0,), (1,), (0, 0)))
     named = [b'{"0": ["1", "2"], "1": ["3"]}', b"mc = [[0], [1], [0, 0]]"]
-    return [*named, growmap_text(closed).encode()]
+    return [*named, json.dumps(growmap(closed)).encode()]
 
 
 def growmaps() -> list[bytes]:

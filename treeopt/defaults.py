@@ -29,6 +29,7 @@ VALUES, WEIGHTS = ("independent", "joint"), ("uniform", "visits")
 DEFAULT_VALUES, DEFAULT_WEIGHTS = "joint", "visits"  # of nodes and of texts, where no method is chosen
 CURVE_LARGEST = 256  # nodes of the largest tree of a curve without a profile
 DEFAULT_TOP_K = 32  # ranks of a level that a tree is built from
+TOO_LARGE = 1 << 31  # for a batch, a context or the size of a step
 MAX_NODES = 1 << 17  # of a tree; a file of 8 MiB holds fewer where paths are long
 
 CALIBRATION_FILE = "calibration.safetensors"

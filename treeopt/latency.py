@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.defaults import PATH_TOKENS
+from treeopt.defaults import PATH_TOKENS, TOO_LARGE
 from treeopt.errors import Code, TreeoptError, counted
 
 _FIX = "measure it: treeopt profile --sizes ... --context ... --batch-size ..."
@@ -41,8 +41,8 @@ class LatencyPoint:
     def __post_init__(self) -> None:
         for name in ("nodes", "batch", "context"):
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise _invalid(f"{name} is {value!r}, not a whole number from 1")
+            if type(value) is not int or not 1 <= value < TOO_LARGE:
+                raise _invalid(f"{name} is {value!r:.40}, not a whole number from 1 to {TOO_LARGE - 1:,}")
         if not 0.0 < self.low <= self.seconds <= self.high < math.inf:
             order = f"low {self.low}, seconds {self.seconds}, high {self.high}"
             raise _invalid(f"{_named(self.key)} has {order}; these must be positive and ascending")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
-from treeopt.defaults import NODES, PATH_TOKENS, STEP_SIZES
+from treeopt.defaults import MAX_NODES, NODES, PATH_TOKENS, STEP_SIZES
 from treeopt.errors import Code, TreeoptError
 from treeopt.tree import Tree
 
@@ -64,8 +64,9 @@ class TreePolicy:
         whole = all(isinstance(one, Integral) and not isinstance(one, bool) for one in given)
         if not self.drafter:
             fault = "no drafter, whose estimates choose the nodes"
-        elif not (whole and 2 <= self.nodes <= STEP_SIZES[-1] and self.depth >= 1):
-            fault = f"{self.nodes!r} {self.unit}, {self.depth!r} deep: integers, from 2 to {STEP_SIZES[-1]} and from 1"
+        elif not (whole and 2 <= self.nodes <= STEP_SIZES[-1] and 1 <= self.depth <= MAX_NODES):
+            shown = f"{self.nodes!r:.20} {self.unit}, {self.depth!r:.20} deep"
+            fault = f"{shown}: integers, from 2 to {STEP_SIZES[-1]} and from 1 to {MAX_NODES}"
         elif sizes and (sizes != sorted(set(sizes)) or sizes[-1] != self.nodes or not set(sizes) <= set(STEP_SIZES)):
             fault = f"size_cost of {sizes} nodes; ascending, some of {list(STEP_SIZES)}, the last {self.nodes}"
         elif self.path_tokens and self.nodes not in STEP_SIZES:

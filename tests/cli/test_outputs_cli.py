@@ -104,3 +104,10 @@ def test_output_that_cannot_be_written_is_one_error(output: str) -> None:
     """Wrong names and places end with status 3 and E202 or E204, never with an exception."""
     for command in (["render", "t.yaml"], ["compile", "t.yaml"], ["build"], ["profile"], ["learn"], ["calibrate"]):
         assert error_number(treeopt(*command, "-o", output, status=3)) in ("E202", "E204"), command
+
+
+def test_note_that_cannot_be_written_is_found_first() -> None:
+    """Nothing is written or decoded where the note of an output cannot be."""
+    Path("t.json.treeopt.yaml").mkdir()
+    assert error_number(treeopt("export", "t.yaml", "--for", "trtllm", "-o", "t.json", status=3)) == "E204"
+    assert not Path("t.json").exists()

@@ -25,7 +25,7 @@ from treeopt.drafter import Drafter
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
 from treeopt.export.lint import ERROR, lint_tree
-from treeopt.export.trees import ADJACENCY, BINARY, GROWMAP, PATHS, WRITERS, Exported, export_tree, import_tree
+from treeopt.export.trees import ADJACENCY, GROWMAP, PATHS, WRITERS, Exported, export_tree, import_tree
 from treeopt.files.drafters import save_drafter
 from treeopt.tree import Tree
 
@@ -83,7 +83,6 @@ def drafted(text: str, engine: str) -> readers.Paths | None:
 def test_every_engine_has_writer_reader_and_golden() -> None:
     """The registry, the writers and these tests have the same names."""
     assert set(ENGINES) == set(WRITERS) == set(READERS) == set(GOLDEN)
-    assert set(BINARY) <= set(ENGINES)
 
 
 @looped("engine", GOLDEN)

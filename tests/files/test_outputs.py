@@ -137,7 +137,9 @@ def test_file_of_an_input_folder_is_never_replaced(tmp_path: Path) -> None:
 def test_inputs_that_are_no_files_are_passed_over(tmp_path: Path) -> None:
     """Options that were left out, hub names and names of the zoo are no files."""
     save_tree(Tree.chain(2), tmp_path / "t.yaml")
-    check_no_input(tmp_path / "t.yaml", None, "", "owner/name", "mc_sim_7b_63", tmp_path / "none")
+    check_no_input(
+        tmp_path / "t.yaml", None, "", "owner/name", "mc_sim_7b_63", "~nobody-of-this-name/x", tmp_path / "none"
+    )
 
 
 @looped("name", ["", "-"])

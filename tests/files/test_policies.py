@@ -123,6 +123,7 @@ CHANGES = {
     "too many nodes": ("nodes: 8", "nodes: 300"),
     "no drafter": (f'id: "{DRAFTER.id}"', 'id: ""'),
     "no depth": ("depth: 3\n", ""),
+    "too deep": ("depth: 3\n", "depth: 1000000\n"),
 }
 
 

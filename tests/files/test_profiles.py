@@ -185,6 +185,7 @@ WRONG_CSV = {
     "tokens,seconds\n1,nan\n": "line 2",
     "tokens,seconds\n1,inf\n": "line 2",
     "tokens,seconds\n-1,0.5\n": "line 2",
+    "tokens,seconds\n2147483648,0.5\n": "not a whole number from 1 to 2,147,483,647",
     "tokens,seconds\n1,0.5\n1,0.6\n": "occurs twice",
     "tokens,seconds\n": "no points",
 }

@@ -102,6 +102,7 @@ CHANGES = {
     "a plan after the last": ("- {batch: 16", "- {batch: 8, context: 128, plan: 4}\n- {batch: 16"),
     "a plan of no cell": ("- kind: none", "- kind: none\n- kind: dynamic\n  nodes: 4\n  depth: 2"),
     "a batch of none": ("{batch: 16", "{batch: 0"),
+    "a batch of too many": ("{batch: 16", "{batch: 2147483648"),
     "half a context": ("context: 128", "context: 128.5"),
     "cells out of order": ("{batch: 16", "{batch: 2"),
     "unknown key": ("plans:", "width: 3\nplans:"),

@@ -215,6 +215,7 @@ FIGURES = Expected(2.5, 2.6, 32, 2.4, 2.1, 2.7)
         ("replay: 2.6", "replay: 4.1", "expected_tokens_per_step.replay: "),
         ("independent: 2.5", "independent: 4.01", "expected_tokens_per_step.independent: "),
         ("cross_validated: 2.4", "cross_validated: 5", "expected_tokens_per_step.cross_validated: "),
+        ("high: 2.7", "high: 1e999", "expected_tokens_per_step.high: "),
         ("low: 2.1", "low: 2.8", "expected_tokens_per_step.low: low is above high"),
         ("[0, 0], value: 0.25", "[0, 0], value: 0.51", "has the value 0.51, above 0.5, the value of its parent"),
     ],

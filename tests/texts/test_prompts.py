@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import socket
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow
 import pytest
 from looped import looped
@@ -180,6 +182,10 @@ def test_load_prompts_limit(tmp_path: Path) -> None:
     assert part.prompts == whole.prompts[:2]
     assert part.sha256 == whole.sha256
     assert contents(load_prompts(str(write_rows(tmp_path / "rows.json", ["a", 7])), limit=1)) == ["a"]
+    with pytest.raises(ValueError, match="limit -1: it is not a whole number from 0"):
+        load_prompts(file, limit=-1)
+    with pytest.raises(ValueError, match="skip -1"):
+        load_prompts(file, skip=-1)
 
 
 def test_load_prompts_ids(tmp_path: Path) -> None:
@@ -255,6 +261,15 @@ def test_load_prompts_hub_offline(offline: list[object], name: str) -> None:
     assert name in error.what
     assert "local path" in error.fix
     assert offline == []
+
+
+def test_data_set_with_columns_that_are_no_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns that are not used may hold dates, bytes or NaN."""
+    rows = [{"prompt": "a", "when": datetime.date(2026, 1, 2), "raw": b"x", "score": float("nan")}]
+    monkeypatch.setattr(prompts_module, "hub_reachable", lambda: True)
+    monkeypatch.setattr("datasets.get_dataset_split_names", lambda _name: ["test"])
+    monkeypatch.setattr("datasets.load_dataset", lambda _name, split: datasets.Dataset.from_list(rows))
+    assert contents(load_prompts("owner/name")) == ["a"]
 
 
 def test_hub_reachable_offline_mode(offline: list[object], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,8 @@ def test_conversation_without_an_answer_is_counted(tmp_path: Path) -> None:
     """A user alone teaches nothing: the row is left out and counted."""
     texts = load(chat_base(), tmp_path, [{"messages": TALK[:2]}, {"messages": TALK}])
     assert (len(texts.examples), texts.empty, texts.cut) == (1, 1, 0)
+    rows = [{"instruction": "w3", "output": ["w4"]}, {"instruction": "w3", "output": "w4"}]
+    assert (texts := load(chat_base(), tmp_path, rows)).empty == 1, len(texts.examples)
 
 
 def test_template_that_rewrites_earlier_turns(tmp_path: Path) -> None:

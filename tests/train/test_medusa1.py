@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from looped import looped
+from refusals import refusal_of
 from runs import SMALL, Cut, assert_same_run, cut_at, metrics, noise, walks
 from tiny import HIDDEN, VOCAB, but_slow, chat_base, cycle_base, tiny_base
 from torch import nn
@@ -25,7 +26,7 @@ from treeopt.models.head_files import load_heads
 from treeopt.train.data import Example, collate
 from treeopt.train.loss import IGNORED, targets
 from treeopt.train.medusa1 import new_heads, train_heads
-from treeopt.train.run import _trainer_arguments
+from treeopt.train.run import _split, _trainer_arguments
 from treeopt.train.settings import Settings, steps_of
 
 
@@ -323,6 +324,15 @@ def test_holdout_larger_than_data(tmp_path: Path) -> None:
     assert caught.value.code is Code.PROMPTS_EMPTY
     assert "20 of 20" in caught.value.what
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_copies_of_a_text_held_out_are_not_trained_on() -> None:
+    """Their score would be that of texts which were seen."""
+    walk, settings = walks(3).examples, dataclasses.replace(SMALL, holdout=1)
+    for copies in range(1, 8):
+        trained, held_out = _split([*walk, *walk[:1] * copies], settings)
+        assert held_out[0].ids.tolist() not in [example.ids.tolist() for example in trained]
+    assert refusal_of(_split, walk[:1] * 3, settings).code is Code.PROMPTS_EMPTY
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def made_of(names: Iterable[str]) -> dict[str, dict[str, str]]:
     found = {}  # models in folders have ids of their own, in what is written
     for name in names:
         with contextlib.suppress(OSError, ValueError, TreeoptError):  # the command itself refuses what it cannot read
-            place = Path(name).expanduser()
+            place = Path(os.path.expanduser(name))
             if place.is_file():
                 found[os.fspath(name)] = sha256_of(place)
     return {**({INPUTS: found} if found else {}), MADE_BY: versions}

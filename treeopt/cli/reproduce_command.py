@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -102,7 +103,7 @@ def _checked(file: Path, mapped: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     if mapping and made == {INPUTS: {}, **stored}:
         raise click.BadParameter("no input of the command has this name", param_hint="--map")
     for name, hashed in made[INPUTS].items():
-        place = Path(name).expanduser()
+        place = Path(os.path.expanduser(name))
         if not place.is_file():
             fix = "run this in the folder in which the command was run, or give --map OLD=NEW"
             raise TreeoptError(Code.FILE_MISSING, f"an input of {file} is missing", at=name, fix=fix)

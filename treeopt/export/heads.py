@@ -174,7 +174,7 @@ def _named(base: Base | str | os.PathLike[str] | None) -> dict[str, Any]:
     if base is None:
         return {}
     name = base.name if isinstance(base, Base) else os.fspath(base)
-    local = Path(name).expanduser()
+    local = Path(os.path.expanduser(name))
     return {"base_model_name_or_path": str(local.resolve()) if local.is_dir() else name}
 
 

@@ -269,7 +269,7 @@ def _too_long(drafts: int, longest: int, calibration: Calibration | None) -> Tre
         what, why = f"a chain of {drafts} drafts cannot be estimated", f"the engine ran {counted(longest, 'draft')}"
     elif calibration.num_heads == longest:
         why = f"the calibration has {counted(longest, 'level')}"
-    fix = f"--chain-length {longest} or less"
+    fix = f"--chain-length {longest} or less" if longest else "traces or measured steps with drafts"
     return TreeoptError(Code.TREE_TOO_DEEP, what, at=f"--chain-length {drafts}", why=why, fix=fix)
 
 

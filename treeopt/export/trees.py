@@ -118,10 +118,6 @@ def growmap(tree: Tree) -> dict[str, Any]:
     }
 
 
-def growmap_text(tree: Tree) -> str:
-    return json.dumps(growmap(tree))
-
-
 def growmap_pt(tree: Tree) -> bytes:
     """The growmap as `torch.save` writes it; mask and depth are tensors of int64."""
     import torch
@@ -195,21 +191,17 @@ def _same_types(found: Any, right: Any) -> bool:
     return type(found) is type(right)
 
 
-PT = ".pt"
-
-
 WRITERS: dict[str, Callable[[Tree], str]] = {
     "medusa": choices_text,
     "nxdi": choices_text,
     "nxdi-eagle": adjacency_text,
     "trtllm": choices_text,
     "triton": lambda tree: ", ".join("{" + ", ".join(map(str, path)) + "}" for path in tree.paths),  # {0}, {0, 0}
-    "sequoia": growmap_text,
+    "sequoia": lambda tree: json.dumps(growmap(tree)),
     "eagle": lambda tree: f"mc_sim_7b_63 = {choices_text(tree)}",
     "hydra": choices_text,
     "json": choices_text,
 }
-BINARY: dict[str, Callable[[Tree], bytes]] = {"sequoia": growmap_pt}  # written to files with the suffix .pt
 
 
 @dataclass(frozen=True)
@@ -252,8 +244,8 @@ def export_tree(tree: GivenTree, to: str, *, suffix: str = "", draft: DraftConfi
         why = "the tree is for heads that read the drafts before them: grounded_heads is true in their config.json"
         raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, why=why, fix="grounded Hydra heads")
     warnings = check_exportable(tree, to)
-    binary = BINARY.get(to) if suffix.lower() == PT else None
-    content = binary(tree) if binary else (WRITERS[to](tree) + "\n").encode()
+    packed = to == "sequoia" and suffix.lower() == ".pt"
+    content = growmap_pt(tree) if packed else (WRITERS[to](tree) + "\n").encode()
     setting = ENGINES[to].setting.format(drafts=len(tree.paths), nodes=tree.nodes, depth=tree.depth)
     return Exported(to, content, setting, tuple(warnings))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from treeopt.errors import Code, TreeoptError, system_error
 
 STANDARD_STREAM = "-"
-_STREAMS = ("/dev/", "/proc/self/fd/")  # such as /dev/stdout, a link to the target of a redirection
+_STREAMS = ("/dev/std", "/dev/fd/", "/proc/self/fd/")  # such as /dev/stdout, a link to the target of a redirection
 LEAST_SPACE = 4 * 1024  # free bytes that are required before any work that ends in a file
 _SHOWN_CHARACTERS = 40  # of the target's name in that of the temporary file; at most 4 bytes each
 
@@ -36,8 +36,7 @@ def check_writable(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
     if not os.access(target.parent, os.W_OK):
         raise TreeoptError(Code.FILE_UNWRITABLE, f"the folder {Path(path).parent} cannot be written to")
     if exists and not overwrite:
-        fix = "choose another name with -o, or overwrite it with --force"
-        raise TreeoptError(Code.FILE_EXISTS, f"{path} exists", fix=fix)
+        raise TreeoptError(Code.FILE_EXISTS, f"{path} exists")
     check_space(target.parent, LEAST_SPACE)
     return target
 

@@ -34,14 +34,13 @@ def check_output(path: _Name, *, kind: str | None = None, force: bool, inputs: I
         return target
     why = f"only an unedited {kind} that treeopt wrote is replaced without --force" if kind and found is None else ""
     why = f"it is a {found}, and the output is a {kind}" if found else why
-    fix = "choose another name with -o, or overwrite it with --force"
-    raise TreeoptError(Code.FILE_EXISTS, f"{path} exists", why=why, fix=fix)
+    raise TreeoptError(Code.FILE_EXISTS, f"{path} exists", why=why)
 
 
 def check_no_input(path: _Name, *inputs: _Name | None) -> None:
     """Raise E204 where an output is an input of the same run, or part of a model in a folder that is an input."""
     target = Path(path)
-    for source in (Path(name).expanduser() for name in inputs if name):
+    for source in (Path(os.path.expanduser(name)) for name in inputs if name):
         if not (target.exists() and source.exists()):
             continue
         inside = source.is_dir() and target.resolve().parent == source.resolve()

@@ -90,7 +90,7 @@ def load_profile(path: str | os.PathLike[str] = PROFILE_FILE) -> LatencyProfile:
     why = "the time of a step is measured on the machine that will run it"
     make = f"treeopt profile --model MODEL [--heads HEADS] -o {path}"
     check_there(path, f"latency profile {path}", why=why, fix=make)
-    if Path(path).suffix == ".csv":
+    if Path(path).suffix.lower() == ".csv":
         return _load_csv(path)
     document = strict_yaml.load(Path(path))
     content = check(document, ProfileFile, SCHEMA)

@@ -3,13 +3,14 @@
 And the plan of a decoder as it is given: a record, the name of a file, a list of paths, or what a drafter recommends.
 """
 
+import math
 import os
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from treeopt.defaults import KINDS
+from treeopt.defaults import KINDS, TOO_LARGE
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import entries, flow_mapping, stored_lines
@@ -57,8 +58,8 @@ class StaticLine(Schema):
 class CellLine(Schema):
     """The plan of a batch and a context, by its place in `plans` from 0, with its expected figures."""
 
-    batch: int = Field(ge=1)
-    context: int = Field(ge=1)
+    batch: int = Field(ge=1, lt=TOO_LARGE)
+    context: int = Field(ge=1, lt=TOO_LARGE)
     plan: int = Field(ge=0)
     tokens_per_step: float | None = Field(default=None, ge=1.0, allow_inf_nan=False)
     speedup: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
@@ -118,6 +119,8 @@ def _schedule_of(document: Document) -> Schedule:
     for i, cell in enumerate(content.cells):
         if cell.plan >= len(content.plans):
             faults.append((("cells", i, "plan"), f"there is no plan {cell.plan}: the first is 0"))
+        if (cell.low or 0.0) > (math.inf if cell.high is None else cell.high):
+            faults.append((("cells", i, "low"), "low is above high"))
     used = {cell.plan for cell in content.cells}
     faults += [(("plans", i), "no cell has this plan") for i in range(len(content.plans)) if i not in used]
     if not faults:

@@ -22,7 +22,7 @@ from treeopt.tree import MAX_FAULTS
 
 MAX_BYTES = 8 * 1024 * 1024  # about 200,000 paths of a tree
 MAX_DEPTH = 20
-MAX_VALUES = 1 << 21  # keys, values and lists; each takes about 500 bytes while a file is read
+MAX_VALUES = 3 << 20  # keys, values and lists; each takes about 500 bytes while a file is read
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")

@@ -57,12 +57,12 @@ class ExpectedLine(Schema):
     `paths_sha256` is the first 12 hexadecimal digits of the SHA-256 of the sorted paths as JSON.
     """
 
-    independent: float = Field(ge=1.0)
-    replay: float = Field(ge=1.0)
+    independent: FiniteFloat = Field(ge=1.0)
+    replay: FiniteFloat = Field(ge=1.0)
     top_k: int = Field(ge=1)
-    cross_validated: float | None = Field(default=None, ge=1.0)
-    low: float | None = Field(default=None, ge=0.0)
-    high: float | None = Field(default=None, ge=0.0)
+    cross_validated: FiniteFloat | None = Field(default=None, ge=1.0)
+    low: FiniteFloat | None = Field(default=None, ge=0.0)
+    high: FiniteFloat | None = Field(default=None, ge=0.0)
     paths_sha256: str
 
 
@@ -91,11 +91,11 @@ class TreeFile(Schema):
 class PolicyExpectedLine(Schema):
     """`treeopt.policy.PolicyExpected` in a file."""
 
-    replay: float = Field(ge=1.0)
-    estimated: float = Field(ge=1.0)
-    nodes: float = Field(ge=1.0)
-    low: float | None = Field(default=None, ge=0.0)
-    high: float | None = Field(default=None, ge=0.0)
+    replay: FiniteFloat = Field(ge=1.0)
+    estimated: FiniteFloat = Field(ge=1.0)
+    nodes: FiniteFloat = Field(ge=1.0)
+    low: FiniteFloat | None = Field(default=None, ge=0.0)
+    high: FiniteFloat | None = Field(default=None, ge=0.0)
 
 
 class SizeLines(Schema):
@@ -265,7 +265,7 @@ def _figure_faults(expected: Schema | None, depth: int) -> Faults:
     """Place and text of each figure that no tree of this depth has: a step gives 1 to 1 + depth tokens."""
     figures = {} if expected is None else expected.model_dump(exclude_none=True)
     faults: Faults = []
-    for name in ("independent", "replay", "cross_validated"):
+    for name in ("independent", "replay", "estimated", "cross_validated"):
         if name in figures and not 1.0 <= figures[name] <= (1.0 + depth) * _ROUNDED:
             what = f"{name} is {figures[name]:g}, and a step of a tree {depth} deep gives 1 to {1 + depth} tokens"
             faults.append((("expected_tokens_per_step", name), what))

@@ -58,7 +58,7 @@ def require_peft() -> None:
 def read_adapter(folder: str | os.PathLike[str]) -> Adapter:
     """The note of an adapter, after checking that its files are complete."""
     require_peft()
-    place = Path(folder).expanduser()
+    place = Path(os.path.expanduser(folder))
     if not (place / CONFIG_FILE).is_file():
         inside = place / ADAPTER_FOLDER
         fix = f"--adapter {inside}" if (inside / CONFIG_FILE).is_file() else _TRAINING

@@ -154,7 +154,7 @@ def save_heads(
     """
     file = check_heads_writable(make_folder(folder), overwrite=overwrite)
     place, state = file.parent, state_of(heads)
-    local = Path(base).expanduser()
+    local = Path(os.path.expanduser(base))
     config: dict[str, Any] = {
         "base_model_name_or_path": os.path.relpath(local, place) if local.is_dir() else base,
         **medusa_numbers(heads),

@@ -139,7 +139,8 @@ def encode_prompts(
         what = (
             f"none of {len(skipped)} prompts can be run with {max_new_tokens} new tokens in {base.context}: {reasons}"
         )
-        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="lower --max-new-tokens")
+        fix = "prompts with answers" if reasons == "empty answer" else "lower --max-new-tokens"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix=fix)
     return Encoded(texts, tuple(skipped), cut)
 
 

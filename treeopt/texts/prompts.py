@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 import reprlib
 import textwrap
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from treeopt.errors import Code, TreeoptError, counted, first_line
+from treeopt.errors import Code, TreeoptError, check_counts, counted, first_line
 from treeopt.files import strict_yaml
 from treeopt.files.bundled import prompt_sets
 from treeopt.files.read import MOST_TEXT, parse_json, read_bytes
@@ -67,11 +68,7 @@ class Prompt:
     category: str | None = None  # of the row, where it has one
     turn: int = 1  # of a dialogue, from 1
     later: tuple[str, ...] = ()  # the user turns after this one; `after` makes the next prompt
-
-    @property
-    def row(self) -> int:
-        """Index of the row in its file, from 0."""
-        return int(self.id.partition(":")[2].partition(".")[0] or 0)
+    row: int = 0  # index of the row in its file
 
     @property
     def dialogue(self) -> str:
@@ -125,6 +122,7 @@ def load_prompts(
             has no usable field, E303 where there is no row.
     """
     name = os.fspath(name)
+    check_counts(0, skip=skip, limit=limit or 0)
     digest, rows = read_rows(name, limit=None if limit is None else skip + limit)
     if skip >= len(rows):
         what = f"{name} holds {len(rows)} prompts, and --skip leaves out {skip}"
@@ -136,7 +134,7 @@ def load_prompts(
 
 def read_rows(name: str, *, limit: int | None = None) -> tuple[str, list[Any]]:
     """The sha256 of all rows of a file, hub data set or named set, and the first rows, at least one."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if not os.path.exists(path) and name in prompt_sets():
         path = prompt_sets()[name]
         if path.suffix == ".yaml":
@@ -145,7 +143,6 @@ def read_rows(name: str, *, limit: int | None = None) -> tuple[str, list[Any]]:
         digest, rows = _read_file(path)
     else:
         digest, rows = _read_dataset(name)
-    assert limit is None or limit >= 0
     if not rows[:limit]:
         raise TreeoptError(Code.PROMPTS_EMPTY, f"{name} holds no prompts")
     return digest, rows[:limit]
@@ -197,7 +194,7 @@ def as_prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) ->
         what = f"row {index} of {name} has no answer to score"
         raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"--responses needs a text in {' or '.join(ANSWERS)}")
     category = fields.get("category") if isinstance(fields.get("category"), str) else None
-    return Prompt(prompt_id, chat, text, answer if answers else None, category, later=turns[1:])
+    return Prompt(prompt_id, chat, text, answer if answers else None, category, later=turns[1:], row=index)
 
 
 def _asked(content: str) -> tuple[Message, ...]:
@@ -338,7 +335,8 @@ def _read_dataset(name: str) -> tuple[str, list[Any]]:
     if rows is None:
         what = f"the data set {repository} has no split {split!r}"
         raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"it has {', '.join(names)}", fix=f"{repository}:{names[0]}")
-    return hashlib.sha256(canonical_json(rows).encode()).hexdigest(), rows
+    named = json.dumps(rows, sort_keys=True, separators=(",", ":"), default=repr)  # columns may hold dates or NaN
+    return hashlib.sha256(named.encode()).hexdigest(), rows
 
 
 @dataclass(frozen=True)

@@ -320,7 +320,8 @@ def _write(run: _Run, target: Path, work: Work, progress: Progress) -> Distilled
         work.remove()
         reasons = ", ".join(sorted({one.reason for one in skipped}))
         what = f"none of {run.count} prompts gave an answer in a context of {base.context} tokens: {reasons}"
-        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="other prompts, or a lower --max-new-tokens")
+        fix = f"other prompts{', or a lower --max-new-tokens' if 'too long' in reasons else ''}"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix=fix)
     stored = (work.chunk(chunk_name("rows", number), functools.partial(run.batch, number)) for number in numbers)
     lines = (arrays["lines"].tobytes() for arrays, _ in stored)
     write_bytes(target, lines, overwrite=options.overwrite)

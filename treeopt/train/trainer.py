@@ -25,7 +25,7 @@ _TIMES = ("_runtime", "_per_second", "_time")  # ends of names in the log whose 
 class HeadScore:
     """One head's scores on texts."""
 
-    loss: float  # mean cross-entropy in nats
+    loss: float | None  # mean cross-entropy in nats; None of no tokens
     top: tuple[float, ...]  # accuracies of the top 1 .. 5 guesses
     trials: int  # number of tokens
 
@@ -90,13 +90,13 @@ class HeadsTrainer(Trainer):
         if tally[:-1, 1].any():
             self.add_base(logs, *tally[-1, :4].tolist())
             self.scores = _scores(tally[:-1])
-            wrong = [str(h) for h, score in enumerate(self.scores, start=1) if not math.isfinite(score.loss)]
+            wrong = [str(h) for h, score in enumerate(self.scores, start=1) if not math.isfinite(score.loss or 0.0)]
             if wrong:
                 what = f"the loss of head {', '.join(wrong)} is not finite at step {self.state.global_step}"
                 raise TreeoptError(Code.NOT_FINITE, what, fix="lower --learning-rate, or check the base model")
             prefix = prefix_of(logs)
             for h, score in enumerate(self.scores, start=1):
-                logs[f"{prefix}head{h}_loss"] = score.loss
+                logs |= {} if score.loss is None else {f"{prefix}head{h}_loss": score.loss}
                 logs |= {f"{prefix}head{h}_top{i}": share for i, share in enumerate(score.top, start=1)}
         super().log(logs, start_time)
         if self.is_world_process_zero():
@@ -143,5 +143,5 @@ def _scores(tally: Tensor) -> tuple[HeadScore, ...]:
     scores = []
     for loss, trials, counted, *top in tally.tolist():
         shares = tuple(count / counted for count in top) if counted else ()
-        scores.append(HeadScore(loss / trials if trials else 0.0, shares, int(trials)))
+        scores.append(HeadScore(loss / trials if trials else None, shares, int(trials)))
     return tuple(scores)

@@ -139,8 +139,7 @@ def _calibration(one: Traced) -> dict[str, Any]:
         "top_k": found.top_k,
         "levels": levels,
         "curves": [
-            {"kind": kind, **vars(curve), "points": [*map(_point, curve.points)]}
-            for kind, curve in one.curves.items()
+            {"kind": kind, **vars(curve), "points": [*map(_point, curve.points)]} for kind, curve in one.curves.items()
         ],
         **_origin(one.name, vars(made), "provenance"),
     }
