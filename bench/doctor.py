@@ -79,13 +79,15 @@ NEEDS_OTHER_FILE = (
 )
 
 
-class NormedHeads(MedusaHeads):
-    """Heads that were trained on states before the final norm."""
+def trained_heads_before_norm(base: Base, heads: MedusaHeads) -> MedusaHeads:
+    """Heads as if they were trained on states before the final norm; their variants are of the same class."""
+    norm = final_norm(base)
 
-    norm: nn.Module
+    class NormedHeads(MedusaHeads):
+        def features(self, hidden: Tensor, first: int | None = None) -> Tensor:
+            return super().features(norm(hidden), first)
 
-    def features(self, hidden: Tensor, first: int | None = None) -> Tensor:
-        return super().features(self.norm(hidden), first)
+    return as_heads(heads, NormedHeads)
 
 
 def planted(base: Base, draft: Draft, in_files: bool) -> Iterator[tuple[str, Draft, set[str]]]:
@@ -106,9 +108,7 @@ def planted(base: Base, draft: Draft, in_files: bool) -> Iterator[tuple[str, Dra
     if isinstance(draft, MedusaHeads):
         order = [*range(1, draft.num_heads), 0]
         yield ORDER, as_heads(draft, MedusaHeads, order), {ORDER}
-        made = as_heads(draft, NormedHeads)
-        made.norm = final_norm(base)
-        yield "state before the final norm", made, {"state before the final norm"}
+        yield "state before the final norm", trained_heads_before_norm(base, draft), {"state before the final norm"}
         if draft.token_map is None:
             head = (
                 base.lm_head.weight.detach().expand(draft.num_heads, -1, -1) if draft.lm_head is None else draft.lm_head
