@@ -120,7 +120,7 @@ def test_reasons_of_prompts_that_are_left_out_are_sorted() -> None:
     reasons = error.what.partition(f"in {base.context}: ")[2].split(", ")
     assert len(reasons) == 2
     assert reasons == sorted(reasons)
-    assert "none of 3 prompts can be run with 3 new tokens" in error.what
+    assert "none of 3 prompts is run with 3 new tokens" in error.what
     found = encoded(("w1", "w1 w2 w3"), ("w2", "w1 w2 w3 w4"), ("w2", ""))
     assert (len(found.texts), len(found.skipped), found.answers_cut) == (2, 1, 1)
     assert [len(text.answer) for text in found.texts] == [3, 3]

@@ -93,16 +93,12 @@ def check_outputs(
     options: Mapping[str, Any], output: str, *, kind: str | None = None, suffixes: tuple[str, ...] = ()
 ) -> Path:
     """The path of an output, after checking that it may be replaced, is no input of this command, and has a suffix."""
-    from treeopt.files.atomic import check_writable
-    from treeopt.files.configurations import note_of
     from treeopt.files.outputs import check_output
 
     inputs = [value for name in INPUT_OPTIONS for value in several(options.get(name))]
     target = check_output(output, kind=kind, force=options["force"], inputs=inputs)
     if suffixes:
         check_suffix(output, *suffixes)
-    if note_of(output).exists():
-        check_writable(note_of(output), overwrite=True)
     return target
 
 

@@ -212,9 +212,7 @@ def _drafter(tree: Tree, engine: Engine) -> Iterator[Finding]:
     if kind in _SAME and of_model:
         drafts = _OF_MODEL[engine.drafts]
         what = f"the ranks are of {_RANKS_OF[kind]}, and the engine drafts with {drafts}"
-        why = (
-            "the engine reads the paths correctly, but they were not built for its drafts: expected figures do not hold"
-        )
+        why = "the engine reads the paths, but they were not built for its drafts: expected figures do not hold"
         fix = "treeopt calibrate --draft MODEL, and treeopt build" if engine.drafts == MODEL_DRAFT else ""
     elif kind == MODEL and engine.drafts == ANY_DRAFT:
         what, fix = "the ranks are of a draft model, which the file does not say", "keep the tree file beside it"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable, write_text
-from treeopt.files.configurations import Configuration, comment_of
+from treeopt.files.configurations import Configuration, comment_of, note_of
 from treeopt.files.read import is_regular
 
 _Name = str | os.PathLike[str]
@@ -26,6 +26,8 @@ def check_output(path: _Name, *, kind: str | None = None, force: bool, inputs: I
     `kind` is None for an output that takes long to make, so that only `force` replaces a file.
     """
     target = check_writable(path, overwrite=True)
+    if (note := note_of(path)).exists():
+        check_writable(note, overwrite=True)
     check_no_input(path, *inputs)
     if not target.exists() or force:
         return target

@@ -67,9 +67,7 @@ def read_adapter(folder: str | os.PathLike[str]) -> Adapter:
     for name in (NOTE_FILE, WEIGHTS_FILE):
         if not (place / name).is_file():
             what = f"{folder} is not an adapter of treeopt: {name} is missing"
-            fix = (
-                "merge other adapters into a copy of their base with peft (merge_and_unload), and name it with --model"
-            )
+            fix = "merge other adapters into a copy of their base by peft's merge_and_unload; --model names the copy"
             raise TreeoptError(Code.FILE_MISSING, what, fix=fix)
     _check_config(place / CONFIG_FILE, place / WEIGHTS_FILE)
     note = read_config(place / NOTE_FILE)

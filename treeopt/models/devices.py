@@ -96,9 +96,7 @@ def placement(
 def check_placed(model: PreTrainedModel, name: str, device_map: DeviceMap | None) -> None:
     """Check the map that accelerate has made for a model."""
     found = getattr(model, "hf_device_map", {})
-    fix = (
-        "more or larger GPUs, --dtype bfloat16, or in Python a device_map that names cpu or disk for some layers: slow"
-    )
+    fix = "more or larger GPUs, --dtype bfloat16, or in Python a device_map with some layers on cpu or disk: slow"
     if device_map in _POLICIES:
         left = [part for part, place in found.items() if str(place) in _HOST]
         if left:

@@ -136,9 +136,7 @@ def encode_prompts(
         texts.append(Text(prompt.id, ids, answer[:max_new_tokens], prompt))
     if not texts:
         reasons = ", ".join(sorted({s.reason for s in skipped}))
-        what = (
-            f"none of {len(skipped)} prompts can be run with {max_new_tokens} new tokens in {base.context}: {reasons}"
-        )
+        what = f"none of {len(skipped)} prompts is run with {max_new_tokens} new tokens in {base.context}: {reasons}"
         fix = "prompts with answers" if reasons == "empty answer" else "lower --max-new-tokens"
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix=fix)
     return Encoded(texts, tuple(skipped), cut)

@@ -157,6 +157,7 @@ def _point(point: CurvePoint) -> dict[str, Any]:
 def _plan(name: str, plan: Plan) -> dict[str, Any]:
     shared = {
         "file": name,
+        "unit": plan.unit if isinstance(plan, TreePolicy) else NODES,
         "nodes": plan.nodes,
         "depth": plan.depth,
         "drafter": plan.drafter or HEADS,
@@ -164,12 +165,11 @@ def _plan(name: str, plan: Plan) -> dict[str, Any]:
         **_origin(name, plan.source, "source"),
     }
     if isinstance(plan, TreePolicy):
-        return {**shared, "kind": KINDS[1], "unit": plan.unit, "size_cost": [list(pair) for pair in plan.size_cost]}
+        return {**shared, "kind": KINDS[1], "size_cost": [list(pair) for pair in plan.size_cost]}
     drawn = [node - 1 for node in drawn_nodes(plan, DRAWN_NODES)[1:]]
     return {
         **shared,
         "kind": KINDS[0],
-        "unit": NODES,
         "leaves": len(plan.leaves),
         "paths": [list(plan.paths[i]) for i in drawn],
         "values": None if plan.values is None else [plan.values[i] for i in drawn],

@@ -81,7 +81,8 @@ class Layout:
 
 def place(items: Sequence[Item], top: float = TOP) -> Layout:
     """Places of items with their labels: a column for each depth, from `top` a row for each item without children."""
-    widths = [text_width(item.label) for item in items]
+    # Generous estimates: wide characters, such as those of Chinese, count twice.
+    widths = [CHARACTER * sum(1 + (unicodedata.east_asian_width(one) in "WF") for one in item.label) for item in items]
     columns = [0.0] * (1 + max(item.depth for item in items))
     for item, width in zip(items, widths, strict=True):
         columns[item.depth] = max(columns[item.depth], width + (GAP if width else 0.0))
@@ -120,11 +121,6 @@ def _rows(items: Sequence[Item]) -> list[float]:
 
     choose(0)
     return rows
-
-
-def text_width(text: str) -> float:
-    """A generous estimate of the width of a label: wide characters, such as those of Chinese, count twice."""
-    return CHARACTER * sum(2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text)
 
 
 NO_DRAFT = "∅"
