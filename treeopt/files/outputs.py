@@ -26,8 +26,8 @@ def check_output(path: _Name, *, kind: str | None = None, force: bool, inputs: I
     `kind` is None for an output that takes long to make, so that only `force` replaces a file.
     """
     target = check_writable(path, overwrite=True)
-    if (note := note_of(path)).exists():
-        check_writable(note, overwrite=True)
+    if os.path.lexists(note_of(path)):
+        check_writable(note_of(path), overwrite=True)
     check_no_input(path, *inputs)
     if not target.exists() or force:
         return target
