@@ -31,6 +31,7 @@ MODELS: dict[str, Any] = {
     "comparison": results.ComparisonResult,
     "decoding": results.DecodingResult,
 }
+SEALED = ("calibration", "drafter", "memory")  # headers of safetensors files
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -47,6 +48,8 @@ def main() -> None:
 def schemas_text() -> str:
     """The schemas by the kind of file, as JSON."""
     found = {kind: {"$schema": DIALECT, **model.model_json_schema(by_alias=True)} for kind, model in MODELS.items()}
+    for kind in SEALED:
+        found[kind]["properties"]["sha256"] = {"type": "string", "description": "of the arrays and the other keys"}
     return json.dumps(found, indent=1) + "\n"
 
 

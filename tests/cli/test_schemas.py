@@ -45,11 +45,10 @@ def faults(kind: str, data: Any) -> list[str]:
 
 
 def header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file of treeopt, without the checksum, which is no part of the record."""
+    """The header of a safetensors file of treeopt."""
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     found: dict[str, Any] = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["treeopt"])
-    del found["sha256"]
     return found
 
 

@@ -31,8 +31,9 @@ def chat() -> str:
     base.model.save_pretrained("base")
     assert base.tokenizer is not None
     base.tokenizer.save_pretrained("base")
-    said = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2 w3 w4 w5"}]
-    Path("data.jsonl").write_text("".join(json.dumps({"messages": said}) + "\n" for _ in range(8)))
+    asked = {"role": "assistant", "content": "w2 w3 w4 w5"}
+    rows = ({"messages": [{"role": "user", "content": f"w{i + 1}"}, asked]} for i in range(8))
+    Path("data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return "base"
 
 

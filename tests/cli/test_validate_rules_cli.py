@@ -62,6 +62,7 @@ def test_sample_json_is_the_same_for_equal_seeds() -> None:
     assert len(depths["measured"]) == len(depths["predicted"]) == 2
     assert [one["draws"] for one in data["tests"]] == [24, 24]
     assert untimed(treeopt_json(*SAMPLE, "--top-k", "30", "--top-p", "0.9")) == untimed(data)
+    assert treeopt_json(*SAMPLE[:-1], "1")["lossless"] is None, "one draw tests nothing"
 
 
 def test_sample_with_another_distribution_exits_5(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +71,7 @@ def test_sample_with_another_distribution_exits_5(monkeypatch: pytest.MonkeyPatc
 
     def wrong(*given: Any) -> DistributionTest:
         found = compare(*given)
-        return dataclasses.replace(found, p_stock=1e-6 if found.prompt_id.endswith("1") else found.p_stock)
+        return dataclasses.replace(found, cells=2, p_stock=1e-6 if found.prompt_id.endswith("1") else found.p_stock)
 
     monkeypatch.setattr(module, "compare_texts", wrong)
     result = treeopt(*SAMPLE, status=5)

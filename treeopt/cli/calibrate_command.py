@@ -204,5 +204,6 @@ def report_calibration(
         console.warn(*run.learned.warnings(run.calibration.positions))
     console.report(*run_parts(run, drafts=drafts))
     written = output if drafter_output is None else f"{output} and {drafter_output}"
-    console.note(f"wrote {written}   next: treeopt build --nodes 64 --calibration {output} -o tree.yaml")
+    step = f"build --nodes 64 --calibration {output} -o tree.yaml" if run.part is None else "merge, of all shards"
+    console.note(f"wrote {written}   next: treeopt {step}")
     console.result({**run_as_dict(run), "output": output, "drafter_output": drafter_output})

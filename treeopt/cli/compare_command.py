@@ -118,6 +118,7 @@ def run(console: Console, **options: Any) -> None:
     if len(found) > 1:
         console.report(*comparison_report.fastest_settings(found))
     if options["svg"] is not None:
+        check_outputs(options, options["svg"], kind=PICTURE)  # again: the comparison takes long
         picture = _picture(found, base.name, options["nodes"])
         write_marked(options["svg"], picture, PICTURE, console.configuration)
         console.note(f"wrote {options['svg']}")

@@ -91,7 +91,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     ids, _ = encode(request(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
     if base.compile:
         console.note("compiling, which takes up to a minute for each size of the cache")
-        decoder.generate(ids, limit)  # once before it is timed
+    decoder.generate(*(ids, limit) if base.compile else (ids[-1:], 2))  # untimed: it loads what a first step needs
     begin, decoding, ready = now(base), decoder.start(ids, limit), now(base)
     steps = [piece.tokens for piece in _streamed(stream_text(decoding, base.tokenizer), console) if piece.tokens]
     measured = _measured(console, decoder, steps, ready - begin, now(base) - ready)
@@ -196,9 +196,11 @@ def _prompt(given: str | None) -> str:
         if sys.stdin is None or (given is None and sys.stdin.isatty()):
             what = "Missing argument 'PROMPT': give a text, or pipe one in; standard input is closed or a terminal."
             raise click.UsageError(what)
-        text = sys.stdin.buffer.read().decode(errors="replace").removesuffix("\n")
+        text = sys.stdin.buffer.read().decode(errors="surrogateescape").removesuffix("\n")
     if not text:
         raise TreeoptError(Code.PROMPTS_EMPTY, "the prompt is empty", fix='treeopt generate "Once upon a time" ...')
+    if any("\ud800" <= one <= "\udfff" for one in text):
+        raise TreeoptError(Code.PROMPTS_INVALID, "the prompt is not text in UTF-8", fix="give it in UTF-8")
     return text
 
 

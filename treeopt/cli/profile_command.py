@@ -69,6 +69,7 @@ def run(console: Console, **options: Any) -> None:
     check_inputs()
     measured = _measured(console, options, load_drafter(file) if file else None)
     profile = with_configuration(measured, console.configuration)
+    check_outputs(options, output)  # again: the measurement takes long
     save_profile(profile, output)
     console.report(*_parts(profile))
     console.note(f"wrote {output}")

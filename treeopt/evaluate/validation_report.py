@@ -66,7 +66,7 @@ def lossless_rows(found: Validation) -> list[Fact]:
 
 def _sampled(found: SampleValidation) -> Report:
     """The tests of the distribution."""
-    answer = "not tested"
+    answer = "not tested: no prompt has two cells of texts; --draws sets how many texts are drawn"
     if found.p_value is not None:
         answer = (
             f"{'yes' if found.lossless else 'NO'}, by the distribution of texts in {found.made_by['dtype']}: "

@@ -125,9 +125,7 @@ def _example(base: Base, row: Any, prompt_id: str, name: str, index: int, chat_t
             return _NO_ANSWER
         if has_template(base, chat_template):
             return _conversation(base, messages, name, index)
-    answered = isinstance(messages, list) or any(
-        fields.get(field) and isinstance(fields[field], str) for field in ANSWERS
-    )
+    answered = isinstance(messages, list) or any(fields.get(one) and isinstance(fields[one], str) for one in ANSWERS)
     prompt = as_prompt(fields, prompt_id, name, index, answers=answered)
     if not answered and prompt.text is None:
         return _NO_ANSWER

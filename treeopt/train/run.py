@@ -177,15 +177,13 @@ def _check_trained(model: HeadsOnBase, examples: Sequence[Example]) -> None:
 
 def _split(examples: Sequence[Example], settings: Settings) -> tuple[list[Example], list[Example]]:
     """Examples to train on, and random ones to hold out; what is held out is not trained on, also where rows repeat."""
-    if settings.holdout >= len(examples):
-        what = f"{settings.holdout} of {len(examples)} texts are to be held out: none is left to train on"
-        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="lower --holdout")
     order = random.Random(settings.seed).sample(range(len(examples)), len(examples))
     held_out = [examples[i] for i in sorted(order[: settings.holdout])]
     known = {example.ids.tobytes() for example in held_out}
     trained = [example for example in examples if example.ids.tobytes() not in known]
     if not trained:
-        raise TreeoptError(Code.PROMPTS_EMPTY, "all texts are equal to those held out", fix="lower --holdout")
+        what = f"{settings.holdout} of {len(examples)} texts are to be held out: no other is left to train on"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="lower --holdout")
     return trained, held_out
 
 
