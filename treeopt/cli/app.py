@@ -49,7 +49,7 @@ GROUPS = {
         "train": "Train draft heads for a base model.",
     },
     "Set-up": {
-        "demo": "Run every step on the built-in model, in about a minute.",
+        "demo": "Run every step on the built-in model, in one to two minutes.",
         "doctor": "Check the installation, or whether a drafter is wired as it was trained.",
     },
 }
