@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -27,7 +28,7 @@ PROMPT = "Once upon a time"
 NEW_TOKENS = 80
 
 
-def generate(shared: Path, *arguments: str, status: int = 0, **more: str) -> Result:
+def generate(shared: Path, *arguments: str, status: int = 0, **more: Any) -> Result:
     """Run the command in this process and check its exit status."""
     line = ["generate", *arguments, "--heads", str(shared / HEADS)]
     result = CliRunner().invoke(program, line, **more)
@@ -59,6 +60,9 @@ def test_generate_reads_standard_input(shared: Path, base: Base, arguments: list
     """`-`, or no prompt at all, reads what is piped in; the newline at its end is the pipe's, not the prompt's."""
     arguments += ["--tree", "mc_sim_7b_63", "--max-new-tokens", "8"]
     assert generate(shared, *arguments, input=PROMPT + "\n").stdout == stock(base, tokens=8)[1]
+    assert (
+        "error[E302]: the prompt is not text in UTF-8" in generate(shared, *arguments, input=b"a\xff", status=3).stderr
+    )
 
 
 def test_generate_json(shared: Path, base: Base) -> None:

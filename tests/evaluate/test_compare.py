@@ -341,6 +341,7 @@ def test_recommended_row_is_the_fastest(found: Comparison) -> None:
     speedups = {"ngram, static": 1.1, "prompt lookup": 1.2, "Medusa tree": 1.15}
     assert with_speedups(**speedups).recommended.method == "prompt lookup"
     assert with_speedups(generate=1.5, **{"ngram, static": 1.019}).recommended.method == "autoregressive"
+    assert with_speedups(generate=1.5, **{"ngram, static": 1.4}).recommended.method == "autoregressive"
     assert with_speedups(**{"ngram, static": 1.02}).recommended.method == "ngram, static"
     other = dataclasses.replace(
         faster := with_speedups(**{"ngram, static": 1.5}),

@@ -115,6 +115,7 @@ CHANGES = {
     "a path without value": ("{path: [1], value: 0.3}", "{path: [1]}"),
     "a figure below one": ("tokens_per_step: 2.5", "tokens_per_step: 0.5"),
     "no number": ("speedup: 1.4", "speedup: .nan"),
+    "low above high": ("speedup: 1.4", "speedup: 1.4, low: 1.5, high: 1.3"),
 }
 
 
