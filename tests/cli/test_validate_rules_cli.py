@@ -38,7 +38,7 @@ def untimed(data: Any) -> Any:
 @pytest.mark.slow
 def test_sample_prints_both_figures_with_their_errors() -> None:
     """Measured and predicted tokens per step, standard errors, z-score, and the tests of the distribution."""
-    text = treeopt(*SAMPLE, "--repeats", "2").stdout
+    text = treeopt(*SAMPLE[:-1], "100", "--repeats", "2").stdout
     first, second = text.splitlines()[:2]
     assert first.startswith("tokens per step 1.")
     assert " ± " in first
@@ -52,7 +52,7 @@ def test_sample_prints_both_figures_with_their_errors() -> None:
 @pytest.mark.slow
 def test_sample_json_is_the_same_for_equal_seeds() -> None:
     """The settings, both figures, both standard errors, and the tests; all the same again."""
-    data = treeopt_json(*SAMPLE, "--top-k", "30", "--top-p", "0.9")
+    data = treeopt_json(*SAMPLE[:-1], "100", "--top-k", "30", "--top-p", "0.9")
     assert [data[key] for key in ("acceptance", "temperature", "top_k", "top_p", "seed")] == ["sample", 0.5, 30, 0.9, 3]
     assert (data["lossy"], data["lossless"], data["texts"], data["prompts"]) == (False, True, 2, 2)
     z = (data["tokens_per_step"] - data["predicted_tokens_per_step"]) / data["z_score"]
@@ -60,8 +60,8 @@ def test_sample_json_is_the_same_for_equal_seeds() -> None:
     assert data["tokens"] / data["steps"] == data["tokens_per_step"]
     depths = data["acceptance_by_depth"]
     assert len(depths["measured"]) == len(depths["predicted"]) == 2
-    assert [one["draws"] for one in data["tests"]] == [24, 24]
-    assert untimed(treeopt_json(*SAMPLE, "--top-k", "30", "--top-p", "0.9")) == untimed(data)
+    assert [one["draws"] for one in data["tests"]] == [100, 100]
+    assert untimed(treeopt_json(*SAMPLE[:-1], "100", "--top-k", "30", "--top-p", "0.9")) == untimed(data)
     assert treeopt_json(*SAMPLE[:-1], "1")["lossless"] is None, "one draw tests nothing"
 
 
