@@ -330,7 +330,7 @@ def test_copies_of_a_text_held_out_are_not_trained_on() -> None:
     """Their score would be that of texts which were seen."""
     walk, settings = walks(3).examples, dataclasses.replace(SMALL, holdout=1)
     for copies in range(1, 8):
-        trained, held_out = _split([*walk, *walk[:1] * copies], settings)
+        trained, held_out = _split([*walk, *(dataclasses.replace(walk[0]) for _ in range(copies))], settings)
         assert held_out[0].ids.tolist() not in [example.ids.tolist() for example in trained]
     assert refusal_of(_split, walk[:1] * 3, settings).code is Code.PROMPTS_EMPTY
 
