@@ -54,13 +54,14 @@ def test_save_heads_bytes_are_the_same(tmp_path: Path, shared: Path) -> None:
     assert all(torch.equal(original[key], again[key]) for key in original)
 
 
-@looped("current", [".", "elsewhere"])
+@looped("current", [".", "elsewhere", "~"])
 def test_save_heads_base_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, current: str) -> None:
     """A base in a folder is named relative to the heads, so both can move together, whatever folder is current."""
     (tmp_path / "models" / "base").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / current)
-    base = os.path.relpath(tmp_path / "models" / "base")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path / current.replace("~", "."))
+    base = "~/models/base" if current == "~" else os.path.relpath(tmp_path / "models" / "base")
     save_heads(from_state(make_state(), "made"), tmp_path / "models" / "mine" / "heads", base=base)
     config = json.loads((tmp_path / "models" / "mine" / "heads" / "config.json").read_text())
     assert config["base_model_name_or_path"] == "../../base"
