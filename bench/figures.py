@@ -177,7 +177,7 @@ def run(name: str, lines: tuple[str, ...], *, tiny: bool = False) -> str:
     before, begin = os.getloadavg()[0], time.monotonic()
     printed = []
     for line in lines:
-        more = ["--tiny"] if tiny and line.startswith("python") and "make_module" not in line else []
+        more = ["--tiny"] if tiny and line.startswith("python") else []
         words = shlex.split(line.replace("python ", f"{shlex.quote(sys.executable)} ", 1)) + more
         done = subprocess.run(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
         if done.returncode:

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from recommended import WIDEST, interval
+from recommended import WIDEST, interval, judged_by_best
 from smollm2 import shared_file
 from timing import add_tiny, judged, machine
 
@@ -207,11 +207,8 @@ def choose(
         rate, tau = float(np.median(rates[drafts])), made[drafts].tokens_per_step
         print(f"{drafts:6}  {tau:15.3f}  {rate:8.1f}  {mean:10.3f}  {speedup:8.3f}")
     best = max(LENGTHS, key=lambda drafts: float(np.mean(np.log(rates[drafts]))))
-    low, mean, high = interval(rates[chosen], rates[best])
-    outcome = "met   " if mean >= BEST_GOAL or high >= 1 else "MISSED"
-    aim = f"goal: at least {BEST_GOAL:g}, or 1 within the 90 % interval {low:.3f} to {high:.3f}"
-    over = f"chosen {chosen} drafts over {best}, the best measured: {mean:.4g}"
-    print(f"{outcome}  {over} ({aim}); {len(rates[0])} repeats")
+    name = f"chosen {chosen} drafts over {best}, the best measured"
+    judged_by_best(name, interval(rates[chosen], rates[best]), BEST_GOAL, len(rates[0]))
     low, mean, high = interval(rates[chosen], rates[DEFAULT])
     judged(f"chosen {chosen} drafts over the default of {DEFAULT}", mean, 1.0, f"90 % interval {low:.3f} to {high:.3f}")
     widest = max(high / mean - 1 for _, mean, high in (interval(rates[chosen], rates[one]) for one in (best, 0)))

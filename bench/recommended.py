@@ -199,10 +199,15 @@ def race(
         print(f"{name:{width}} {tau:11.3f}  {mean:19.3f}  {speedup:8.3f}{fewer}")
     low, mean, high = over[none]
     judged(f"{chosen} over none", mean, PLAIN_GOAL, f"90 % interval {low:.3f} to {high:.3f}")
-    low, mean, high = over[best]
+    judged_by_best(f"{chosen} over {best}, the best", over[best], goal, len(rates[none]))
+
+
+def judged_by_best(name: str, ends: tuple[float, float, float], goal: float, repeats: int) -> None:
+    """Print whether a ratio to the best is at least the goal, or 1 within its interval; `ends` as of `interval`."""
+    low, mean, high = ends
     outcome = "met   " if mean >= goal or high >= 1 else "MISSED"
     aim = f"goal: at least {goal:g}, or 1 within the 90 % interval {low:.3f} to {high:.3f}"
-    print(f"{outcome}  {chosen} over {best}, the best: {mean:.4g} ({aim}); {len(rates[none])} repeats", flush=True)
+    print(f"{outcome}  {name}: {mean:.4g} ({aim}); {repeats} repeats", flush=True)
 
 
 def decoded(decoder: TreeDecoder, texts: Sequence[list[int]], new_tokens: int, batch: int = 1) -> tuple[float, float]:
