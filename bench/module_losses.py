@@ -10,6 +10,7 @@ from make_pocket_draft import divergence
 from torch import Tensor
 from transformers import DynamicCache
 
+from treeopt.models.base import CACHE
 from treeopt.models.block_module import BlockModule
 from treeopt.models.draft_module import DraftModule
 
@@ -56,7 +57,7 @@ def losses(module: DraftModule, lm_head: Tensor, texts: Sequence[Text], levels: 
             hidden,
             attention_mask=scores.expand(len(ids), -1, -1, -1),
             position_ids=(places + level - 1)[None],
-            past_key_values=cache,
+            **{CACHE: cache},
             use_cache=True,
         )
         [hidden] = out.hidden_states
@@ -87,13 +88,13 @@ def block_losses(module: BlockModule, lm_head: Tensor, texts: Sequence[Text], an
     cache, least = DynamicCache(), torch.finfo(torch.float32).min
     own = torch.zeros(length, length, device=device).masked_fill(places[:, None] != places, least)[None, None]
     states = module.states(read)  # what attends to them is not read here
-    module(ids, hidden=states, attention_mask=own, position_ids=places[None], past_key_values=cache)
+    module(ids, hidden=states, attention_mask=own, position_ids=places[None], **{CACHE: cache})
     cache.batch_repeat_interleave(anchors)
     flat, texts_of = roots.flatten(), torch.arange(len(texts), device=device).repeat_interleave(anchors)
     seen = torch.nn.functional.pad(places[None] < flat[:, None], (0, size), value=True)
     mask = torch.zeros(seen.shape, device=device).masked_fill(~seen, least)[:, None, None].expand(-1, 1, size, -1)
     blocks = ids[texts_of, flat][:, None].expand(-1, size)
-    out = module(blocks, attention_mask=mask, position_ids=flat[:, None] + slots, past_key_values=cache)
+    out = module(blocks, attention_mask=mask, position_ids=flat[:, None] + slots, **{CACHE: cache})
     at = flat[:, None] + torch.arange(levels, device=device)  # the positions whose states predict the levels' tokens
     inside = at < ends[texts_of, None] - 1
     with torch.no_grad():

@@ -34,7 +34,7 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
 from treeopt.evaluate.profile import AcceptFixed, generic_growth, model_texts
 from treeopt.files.drafters import load_drafter
-from treeopt.models.base import Base, load_base, now
+from treeopt.models.base import CACHE, Base, load_base, now
 from treeopt.policy import TreePolicy
 
 GOAL, SHARE_GOAL, SHARE_NODES = 1.05, 0.03, 16
@@ -120,7 +120,7 @@ def measure(base: Base, drafter: Drafter, nodes: int, options: argparse.Namespac
     """Median seconds of everything for one size."""
     text = model_texts(base, 1, options.context)
     cache = DynamicCache(config=base.model.config)
-    base.model(text, past_key_values=cache, logits_to_keep=1)
+    base.outputs(text, cache=cache, logits_to_keep=1)
     ids = text[:, -nodes:]
     steps = {}
     if nodes > 1:
@@ -130,7 +130,7 @@ def measure(base: Base, drafter: Drafter, nodes: int, options: argparse.Namespac
             steps[name] = Step(TreeDecoder(base, None, plan, drafter=drafter, acceptance=AcceptFixed()), text)
 
     def bare() -> None:
-        base.model(ids, past_key_values=cache)
+        base.model(ids, **{CACHE: cache})
 
     spent: dict[str, list[float]] = defaultdict(list)
     for _ in range(options.repeats):

@@ -25,7 +25,7 @@ from treeopt.drafting.block import BlockProposer
 from treeopt.drafting.interface import Observed
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.eagle2 import ddtree_drafter
-from treeopt.models.base import Base
+from treeopt.models.base import CACHE, Base
 from treeopt.models.draft_files import kind_in_files, load_draft
 
 VOCAB, LAYERS = 96, 6
@@ -293,7 +293,7 @@ def test_transformers_own_class(sliding: bool, base: Base, tmp_path: Path) -> No
     noise = base.model.get_input_embeddings()(torch.tensor([[text[-1], *[95] * 4]]))
     cache = DFlashCache(config=config)
     cache.set_previous_accepted_tokens(len(text) - 1)
-    inputs = {"attention_mask": torch.ones(1, len(text) + 4), "past_key_values": cache}
+    inputs = {"attention_mask": torch.ones(1, len(text) + 4), CACHE: cache}
     out = theirs(noise_embeds=noise, context_hidden_states=given, **inputs)
     torch.testing.assert_close(proposer.seen, base.lm_head(out.last_hidden_state[:, 1:]), rtol=0, atol=1e-5)
     assert proposer.module.wiring.title == "DFlash (transformers)"

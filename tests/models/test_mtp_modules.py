@@ -20,7 +20,7 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.base import Base, load_base
+from treeopt.models.base import CACHE, Base, load_base
 from treeopt.models.compatibility import check_draft, check_heads_fit
 from treeopt.models.config_shapes import config_shape
 from treeopt.models.draft_files import load_draft
@@ -285,9 +285,9 @@ def test_rows_of_a_text_one_by_one(name: str, rows: int, tmp_path: Path) -> None
     caches, below = None, torch.zeros(1, 1, module.state_width)
     for row in range(rows):
         hidden = torch.cat([read[:, row : row + 1], below[..., base.hidden_size :]], dim=-1)
-        where = {"position_ids": torch.tensor([[row]]), "past_key_values": caches}
+        where = {"position_ids": torch.tensor([[row]]), CACHE: caches}
         out = module(ids[:, row : row + 1], hidden, use_cache=True, **where)
-        [below], caches = out.hidden_states, out.past_key_values
+        [below], caches = out.hidden_states, out[CACHE]
         torch.testing.assert_close(out.logits[:, 0], expected[:, row], rtol=0, atol=1e-5)
     last = module(ids, read, position_ids=torch.arange(rows)[None], use_cache=False).hidden_states[0][:, -1:]
     torch.testing.assert_close(below, last, rtol=0, atol=1e-5)

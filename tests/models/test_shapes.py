@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.models.base import CACHE
 from treeopt.models.checkpoint import counts_layers
 from treeopt.models.config_shapes import heads_drafting
 from treeopt.models.shapes import NAMED, model_shape, named_shape
@@ -107,7 +108,7 @@ def counted(model: Any, nodes: int, cache: DynamicCache, mask: torch.Tensor | No
     """FLOPs of a real forward, by torch's counter."""
     ids = torch.randint(0, 61, (BATCH, nodes))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(ids, past_key_values=cache, use_cache=True, **({} if mask is None else {"attention_mask": mask}))
+        model(ids, **{CACHE: cache}, use_cache=True, **({} if mask is None else {"attention_mask": mask}))
     return int(counter.get_total_flops())
 
 
@@ -206,7 +207,7 @@ def test_every_named_shape_can_be_made() -> None:
 @looped(
     ("config", "why"),
     [
-        ({"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2}, "past_key_values"),
+        ({"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2}, "no keys and values"),
         ({**COMMON, "model_type": "jamba"}, ""),
         (LATENT | {"first_k_dense_replace": 2}, "FLOPs are"),
         (LATENT | EXPERTS, "FLOPs are"),

@@ -8,6 +8,7 @@ from looped import looped
 from tiny import TREE_FAMILIES, tiny_base
 from torch import Tensor
 
+from treeopt.models.base import CACHE
 from treeopt.verify.cache import Arena, TreeCache, TreeLayer, bucket, with_standard_strides
 
 
@@ -38,7 +39,7 @@ def test_tree_cache_stock_generate(family: str) -> None:
     base = tiny_base(family, 3)
     ids = torch.arange(25)[None] * 7 % 61
     own = base.generate(ids, torch.ones_like(ids), 30)
-    ours = base.generate(ids, torch.ones_like(ids), 30, past_key_values=TreeCache(60))
+    ours = base.generate(ids, torch.ones_like(ids), 30, **{CACHE: TreeCache(60)})
     assert ours.tolist() == own.tolist()
 
 
@@ -48,7 +49,7 @@ def test_tree_cache_batched_generate() -> None:
     ids = torch.arange(30).view(2, 15)
     mask = torch.ones_like(ids)
     mask[0, :6] = 0
-    ours = base.generate(ids, mask, 12, past_key_values=TreeCache(40))
+    ours = base.generate(ids, mask, 12, **{CACHE: TreeCache(40)})
     assert torch.equal(ours, base.generate(ids, mask, 12))
 
 

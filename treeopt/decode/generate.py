@@ -141,7 +141,8 @@ class Processed(Rule):
 
 MOST_KEPT = 4  # decoders of a model; the one that was not used for the longest time is dropped
 # Other arguments of `generate` that are replaced here or have no effect, after they were checked.
-_KNOWN = {"attention_mask", "position_ids", "past_key_values", "cache_params", "logits_to_keep", "use_cache"}
+_CACHES = ("cache", "past_key_values", "cache_params")  # the names that stock `generate` gives to a cache
+_KNOWN = {"attention_mask", "position_ids", "logits_to_keep", "use_cache", *_CACHES}
 _GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -216,7 +217,7 @@ def _named(given: Any) -> Any:
 
 @dataclass
 class TreeGenerateOutput(GenerateDecoderOnlyOutput):
-    """The output record of stock `generate`, with the steps and without `past_key_values`.
+    """The output record of stock `generate`, with the steps and without a cache.
 
     Attributes:
         step_lengths: for each row, the number of tokens of each step.
@@ -413,14 +414,14 @@ def _assisted() -> bool:
 
 def _check_start(model: PreTrainedModel, more: Mapping[str, Any]) -> None:
     """Raise E510 where the model would read entries of a cache, or of a soft prompt, before the prompt."""
-    caches = [more.get(name) for name in ("past_key_values", "cache_params")]
+    caches = map(more.get, _CACHES)
     layers = [layer for cache in caches for layer in getattr(cache, "layers", ())]
     held = max((int(one.get_seq_length()) for one in layers if hasattr(one, "get_seq_length")), default=0)
     if held or any(any(getattr(one, "has_previous_state", {}).values()) for one in layers):
         raise _unsupported(
-            f"past_key_values holds {held} tokens" if held else "the cache holds the state of a text",
+            f"the cache holds {held} tokens" if held else "the cache holds the state of a text",
             why="a cache has no token ids, so it cannot be compared with the prompt",
-            fix="leave out past_key_values, and give the whole text as input_ids; or leave out custom_generate",
+            fix="leave out the cache, and give the whole text as input_ids; or leave out custom_generate",
         )
     if kind := soft_prompt(model):
         why = "it puts virtual tokens before the prompt, and a tree is verified on token ids alone"

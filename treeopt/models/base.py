@@ -20,6 +20,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from treeopt.errors import Code, TreeoptError, check_choice, first_line
 from treeopt.files.bundled import tokenizer_of
@@ -40,8 +41,16 @@ from treeopt.version import VERSION
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NO_LIMIT = 1 << 30  # context of models that do not state one
-_CACHES = ("past_key_values", "cache_params", "state")  # names of caches, as stock `generate` knows them
+_CACHES = ("cache", "past_key_values", "cache_params", "state")  # of transformers from 5.24, before, of Mamba and RWKV
+# The name in forwards and outputs of stock models.
+CACHE = next(name for name in _CACHES if name in CausalLMOutputWithPast.__dataclass_fields__)
 _TRIED = 8  # tokens of the forward that a loaded model must pass
+
+
+def cache_name(model: nn.Module) -> str:
+    """The name of the cache in a model's forward and in its outputs."""
+    taken = inspect.signature(model.forward).parameters
+    return next((name for name in _CACHES if name in taken), CACHE)
 
 
 def shown_name(model: PreTrainedModel) -> str:
@@ -175,9 +184,7 @@ class Base:
 
     @functools.cached_property
     def _cache_name(self) -> str:
-        """The name of the cache in the model's forward and in its outputs, which differs by family."""
-        taken = inspect.signature(self.model.forward).parameters
-        return next((name for name in _CACHES if name in taken), _CACHES[0])
+        return cache_name(self.model)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -226,7 +233,8 @@ class Base:
         """One stock forward: logits, and last hidden states (after the final norm: the input of the LM head), or those
         that this base `reads` side by side.
 
-        `logits_to_keep` may be int64 [B, n], positions of each row, on the device of `ids`.
+        `logits_to_keep` may be int64 [B, n], positions of each row, on the device of `ids`. The cache is `cache`,
+        whatever the model names it.
 
         Raises:
             TreeoptError: E502 where the model gives several hidden states for each token, as Gemma 3n does.
@@ -251,9 +259,7 @@ class Base:
 
         A cache of None begins a text. Caches may be changed in place. A model without a cache returns None.
         """
-        if cache is not None:
-            inputs[self._cache_name] = cache
-        out = self._run(ids, {**inputs, "use_cache": True})
+        out = self._run(ids, {**inputs, "cache": cache, "use_cache": True})
         states = self._states(out)
         self._check_states(states)
         return out.logits, states, getattr(out, self._cache_name, None)
@@ -269,7 +275,9 @@ class Base:
 
     def _run(self, ids: Tensor, inputs: dict[str, Any]) -> Any:
         """The stock outputs of one forward."""
-        if self._positions_by_padding and inputs.get("past_key_values") is None:
+        if (cache := inputs.pop("cache", None)) is not None:
+            inputs[self._cache_name] = cache
+        elif self._positions_by_padding:
             inputs.setdefault("position_ids", torch.arange(ids.shape[1], device=ids.device)[None])
         with contextlib.ExitStack() as stack:
             if len(self.devices) > 1 and isinstance(inputs.get("logits_to_keep"), Tensor):

@@ -25,6 +25,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from treeopt.defaults import BLOCK
+from treeopt.models.base import CACHE
 from treeopt.models.block_heads import (
     VANILLA,
     BlockConvolution,
@@ -165,10 +166,10 @@ class BlockModule(StateModule):
         """
         rows = self.embedded_rows(input_ids) if hidden is None else hidden
         angles = self.decoder.rotary_emb(rows, position_ids=inputs["position_ids"])
-        cache, masks = inputs["past_key_values"], inputs["attention_mask"]
+        cache, masks = {CACHE: inputs[CACHE]}, inputs["attention_mask"]
         for number, layer in enumerate(self.decoder.layers):
             mask = masks[self.config.layer_types[number]] if isinstance(masks, dict) else masks
-            attend = partial(layer.self_attn, position_embeddings=angles, attention_mask=mask, past_key_values=cache)
+            attend = partial(layer.self_attn, position_embeddings=angles, attention_mask=mask, **cache)
             if hidden is not None:
                 attend(hidden_states=hidden)
                 continue
@@ -178,9 +179,9 @@ class BlockModule(StateModule):
             rows = rows + after(layer.mlp(before))
         if hidden is not None:
             logits = hidden.new_zeros(*hidden.shape[:2], 0)
-            return CausalLMOutputWithPast(logits=logits, past_key_values=cache, hidden_states=(hidden,))
+            return CausalLMOutputWithPast(logits=logits, hidden_states=(hidden,), **cache)
         normed = self.norm(rows)[:, -self.levels :]
-        return CausalLMOutputWithPast(logits=self.head(normed), past_key_values=cache, hidden_states=(normed,))
+        return CausalLMOutputWithPast(logits=self.head(normed), hidden_states=(normed,), **cache)
 
     def _around(self, layer: nn.Module, name: str, normed: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """What a part of a layer reads, of its normed input, and what becomes of its output."""

@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.read import read_settings
+from treeopt.models.base import cache_name
 from treeopt.models.checkpoint import counts_layers
 from treeopt.models.head_files import load_heads
 from treeopt.shape import MOST, Attention, Drafting, Matrix, ModelShape, shape_error
@@ -116,7 +117,8 @@ def _forward(model: Any, tokens: int, cache: Any) -> tuple[int, Any]:
     """The counted FLOPs of a forward of new tokens, and the cache after it."""
     inputs = torch.zeros(1, tokens, dtype=torch.long, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        cache = model(inputs, past_key_values=cache, use_cache=True).past_key_values
+        name = cache_name(model)
+        cache = model(inputs, **{name: cache}, use_cache=True)[name]
     return counter.get_total_flops(), cache
 
 

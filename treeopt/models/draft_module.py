@@ -31,6 +31,7 @@ from transformers import AutoModel, Cache, DynamicCache, GenerationConfig, PreTr
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from treeopt.defaults import MAX_DEPTH, MODEL, MTP
+from treeopt.models.base import CACHE
 
 OWN = ("tokens", "wired")  # buffers of a module that no checkpoint has under these names
 WIDE = ("q_proj", "k_proj", "v_proj")  # matrices of EAGLE-3's first layer that read [e; g]
@@ -239,7 +240,7 @@ class DraftModule(StateModule):
         read = list(pad(hidden, (0, width - hidden.shape[-1])).chunk(len(layers), dim=-1))
         first, last = min(level, len(layers) - 1), len(layers) - 1
         below = [torch.zeros_like(part) for part in read]
-        caches = _own_caches(layers, inputs.get("past_key_values"))
+        caches = _own_caches(layers, inputs.get(CACHE))
         start = int(inputs["position_ids"][0, 0]) if caches and "position_ids" in inputs else 0
         for number in range(first, len(layers)):
             missing = max(0, number - start) if caches else 0  # rows that have no state to read
@@ -256,8 +257,8 @@ class DraftModule(StateModule):
                     read[number + 1] = torch.cat([read[number + 1][:, :1], state[:, :-1]], dim=1)
             elif number == first:
                 below[number] = state
-        cache = caches or out.past_key_values
-        return CausalLMOutputWithPast(logits=logits, past_key_values=cache, hidden_states=(torch.cat(below, dim=-1),))
+        cache = {CACHE: caches or getattr(out, CACHE)}
+        return CausalLMOutputWithPast(logits=logits, hidden_states=(torch.cat(below, dim=-1),), **cache)
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """Embeddings [B, n, h] of tokens of the base.
@@ -387,7 +388,7 @@ def _own_inputs(inputs: dict[str, Any], number: int, missing: int, cache: Cache)
     """
     cuts = {"attention_mask": number, "position_ids": missing}
     cut = {key: inputs[key][:, count:] for key, count in cuts.items() if inputs.get(key) is not None}
-    return {**inputs, **cut, "past_key_values": cache}
+    return {**inputs, **cut, CACHE: cache}
 
 
 def _hidden_rows(inputs: dict[str, Any], count: int) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class LevelSession:
             tokens,
             attention_mask=self._masks.last_nodes(torch.from_numpy(visible).to(device), below, starts, width),
             position_ids=(starts[:, None] + below[:, before:]).clamp(max=self._context - 1),
-            past_key_values=self._cache,
+            cache=self._cache,
             use_cache=True,
             logits_to_keep=logits_to_keep,
             **({} if self.hidden is None else {"hidden": self.hidden, "level": self._level}),

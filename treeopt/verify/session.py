@@ -79,7 +79,7 @@ class TreeForward:
         logits, hidden = self.base.forward(
             ids,
             position_ids=torch.arange(ids.shape[1], device=ids.device)[None],
-            past_key_values=session.cache,
+            cache=session.cache,
             use_cache=True,
             logits_to_keep=last,
         )
@@ -188,7 +188,7 @@ class Session:
             "ids": tokens,
             "attention_mask": self._mask(tree, starts),
             "position_ids": with_standard_strides(positions) if forward.fixed else positions,
-            "past_key_values": self.cache,
+            "cache": self.cache,
             "use_cache": True,
         }
 
