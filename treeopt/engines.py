@@ -216,7 +216,7 @@ SETTINGS = {
         },
     ),
     "transformers": SettingsEngine(
-        "transformers 5.23",
+        "transformers 5.24",
         {"assistant_model": EngineMethod(MODEL_DRAFT), "prompt_lookup": EngineMethod(LOOKUP_DRAFT, model=False)},
     ),
     "chain": SettingsEngine("any engine with chains"),

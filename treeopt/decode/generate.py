@@ -2,7 +2,7 @@
 
     out = model.generate(**inputs, max_new_tokens=64, custom_generate=treeopt.tree_generate, heads=heads, tree=tree)
 
-transformers 5.23 does not pass the streamer and the tokenizer to such a function: pass a streamer twice (`streamer=s,
+transformers 5.24 does not pass the streamer and the tokenizer to such a function: pass a streamer twice (`streamer=s,
 text_streamer=s`), and stop strings as `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`.
 """
 
