@@ -414,8 +414,7 @@ def _assisted() -> bool:
 
 def _check_start(model: PreTrainedModel, more: Mapping[str, Any]) -> None:
     """Raise E510 where the model would read entries of a cache, or of a soft prompt, before the prompt."""
-    caches = map(more.get, _CACHES)
-    layers = [layer for cache in caches for layer in getattr(cache, "layers", ())]
+    layers = [layer for name in _CACHES for layer in getattr(more.get(name), "layers", ())]
     held = max((int(one.get_seq_length()) for one in layers if hasattr(one, "get_seq_length")), default=0)
     if held or any(any(getattr(one, "has_previous_state", {}).values()) for one in layers):
         raise _unsupported(

@@ -65,10 +65,9 @@ class Cells:
 
     def counts(self, texts: Sequence[Sequence[int]]) -> Counts:
         """int64 [C]: the number of texts in each cell."""
-        return np.bincount([self._cell(tuple(text)) for text in texts], minlength=len(self.probabilities))
-
-    def _cell(self, text: Prefix) -> int:
-        return next(self.of_prefix[text[:n]] for n in range(len(text), -1, -1) if text[:n] in self.of_prefix)
+        listed, prefixes = self.of_prefix, ([tuple(text[:n]) for n in range(len(text), -1, -1)] for text in texts)
+        cells = [next(listed[one] for one in some if one in listed) for some in prefixes]
+        return np.bincount(cells, minlength=len(self.probabilities))
 
 
 @dataclass(frozen=True)

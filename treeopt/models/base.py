@@ -42,8 +42,7 @@ from treeopt.version import VERSION
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NO_LIMIT = 1 << 30  # context of models that do not state one
 _CACHES = ("cache", "past_key_values", "cache_params", "state")  # of transformers from 5.24, before, of Mamba and RWKV
-# The name in forwards and outputs of stock models.
-CACHE = next(name for name in _CACHES if name in CausalLMOutputWithPast.__dataclass_fields__)
+CACHE = next(name for name in _CACHES if name in CausalLMOutputWithPast.__dataclass_fields__)  # of stock models
 _TRIED = 8  # tokens of the forward that a loaded model must pass
 
 
@@ -55,8 +54,7 @@ def cache_name(model: nn.Module) -> str:
 
 def shown_name(model: PreTrainedModel) -> str:
     """The folder or hub name of a model; its class where it was made in Python."""
-    name: str = getattr(model.config, "name_or_path", "")
-    return name or type(model).__name__
+    return str(getattr(model.config, "name_or_path", "") or type(model).__name__)
 
 
 @dataclass(frozen=True)
@@ -161,9 +159,8 @@ class Base:
     @property
     def context(self) -> int:
         """Maximum number of tokens of prompt and answer together."""
-        config = self.model.config.get_text_config()
-        limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
-        return int(limit) if limit else _NO_LIMIT
+        text = self.model.config.get_text_config()
+        return int(getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None) or _NO_LIMIT)
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -233,8 +230,7 @@ class Base:
         """One stock forward: logits, and last hidden states (after the final norm: the input of the LM head), or those
         that this base `reads` side by side.
 
-        `logits_to_keep` may be int64 [B, n], positions of each row, on the device of `ids`. The cache is `cache`,
-        whatever the model names it.
+        `logits_to_keep` may be int64 [B, n], positions of each row, on the device of `ids`; `cache` is for any model.
 
         Raises:
             TreeoptError: E502 where the model gives several hidden states for each token, as Gemma 3n does.

@@ -89,7 +89,9 @@ def load_texts(
         digests.append(file.sha256)
         for i, row in enumerate(file.rows):
             whole = _example(base, row, row_id(file.sha256, i), file.name, i, chat_template)
-            parts = _windows(whole, length) if whole.answers == ((0, len(whole.ids)),) else [_cut(whole, length)]
+            shortened = tuple((start, min(end, length)) for start, end in whole.answers if start < length)
+            plain = whole.answers == ((0, len(whole.ids)),)
+            parts = _windows(whole, length) if plain else [Example(whole.ids[:length], shortened)]
             cut += len(parts) == 1 and len(whole.ids) > length
             kept = [part for part in parts if part.guessable]
             empty += not kept
@@ -181,11 +183,6 @@ def _windows(example: Example, length: int) -> list[Example]:
     """Plain text in parts."""
     parts = [example.ids[start : start + length] for start in range(0, len(example.ids), length)]
     return [Example(part, ((0, len(part)),)) for part in parts]
-
-
-def _cut(example: Example, length: int) -> Example:
-    spans = tuple((start, min(end, length)) for start, end in example.answers if start < length)
-    return Example(example.ids[:length], spans)
 
 
 def as_training_texts(base: Base, texts: GivenTexts, *, length: int) -> TrainingTexts:

@@ -176,9 +176,12 @@ def record_arrays(drafter: Drafter) -> Record:
     bits = (len(keys) // (CONTEXT * _BUCKET)).bit_length()
     extra = drafter.top if table is not None and drafter.num_heads and not empty else 0
     frequent = np.argsort(-prior, kind="stable")[:extra].astype(np.int32)
+    # Keys of one length are hashes, so equal ranges of their first bits hold equally many.
+    firsts = np.arange((1 << bits) + 1) << (ORDER_BITS - bits)
+    buckets = [np.searchsorted(keys, (n << ORDER_BITS) + firsts) for n in range(1, CONTEXT + 1)]
     return Record(
         keys=keys,
-        buckets=_buckets(keys, bits),
+        buckets=np.array(buckets, np.int64),
         shift=ORDER_BITS - bits,
         tokens=tokens,
         ratios=ratios,
@@ -207,12 +210,6 @@ def _table_arrays(table: NgramTable | None) -> tuple[Ints, NDArray[np.int32], Fl
         return np.zeros(0, np.int64), np.zeros((1, 0), np.int32), np.zeros((1, 1), np.float32), np.zeros(0, np.float32)
     ratios = np.concatenate([table.ratios, table.backoff[:, None]], axis=1).astype(np.float32)
     return table.keys.copy(), table.tokens.copy(), ratios, table.unigram.astype(np.float32)
-
-
-def _buckets(keys: Ints, bits: int) -> Ints:
-    """`Record.buckets`: keys of one length are hashes, so equal ranges of their first bits hold equally many."""
-    firsts = np.arange((1 << bits) + 1) << (ORDER_BITS - bits)
-    return np.array([np.searchsorted(keys, (n << ORDER_BITS) + firsts) for n in range(1, CONTEXT + 1)], np.int64)
 
 
 def new_work(record: Record, vocab_size: int, capacity: int) -> Scratch:
