@@ -159,7 +159,7 @@ class SettingsEngine:
 
 # Read in vLLM 0.33.0 (vllm/config/speculative.py, vllm/v1/spec_decode), SGLang 0.5.23 (sglang/srt/arg_groups),
 # TensorRT-LLM (tensorrt_llm/llmapi/llm_args.py, tensorrt_llm/_torch/speculative/interface.py), llama.cpp in
-# llama-cpp-python 0.3.36 (common/arg.cpp, common/speculative.cpp) and transformers 5.23 (generation).
+# llama-cpp-python 0.3.36 (common/arg.cpp, common/speculative.cpp) and transformers 5.24 (generation).
 SETTINGS = {
     "vllm": SettingsEngine(
         "vLLM 0.24 to 0.33; medusa to 0.32, draft_model from 0.25",

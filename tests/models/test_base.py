@@ -18,7 +18,7 @@ from tiny import FAMILIES, VOCAB, chat_base, tiny_base
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.base import Base, load_base
+from treeopt.models.base import CACHE, Base, cache_name, check_runs, load_base
 from treeopt.verify.probe import check_trees
 
 State = dict[str, torch.Tensor]
@@ -387,3 +387,24 @@ def test_padding_is_a_token_of_the_vocabulary(pad: int | None, eos: Any, expecte
     base = tiny_base("llama")
     base.model.generation_config.pad_token_id, base.model.generation_config.eos_token_id = pad, eos
     assert base.pad_id == expected
+
+
+def test_looped_model_without_a_last_state_is_refused() -> None:
+    """transformers gives None for the last state where layers run several times; logits alone do not verify trees."""
+    base = tiny_base("llama")
+    base.model.register_forward_hook(lambda _model, _inputs, out: setattr(out, "hidden_states", (None,)))
+    check_runs(base)
+    with pytest.raises(TreeoptError, match="gives no hidden state that its LM head reads") as caught:
+        check_trees(base)
+    assert caught.value.code is Code.NO_TREES
+
+
+def test_cache_name_is_that_of_the_forward() -> None:
+    """Also of a compiled model, whose own forward names no arguments, and of code written for another name."""
+
+    class Other(torch.nn.Module):
+        def forward(self, ids: torch.Tensor, past_key_values: Any = None) -> torch.Tensor:
+            return ids
+
+    for model, name in ((tiny_base("llama").model, CACHE), (Other(), "past_key_values")):
+        assert cache_name(model) == cache_name(torch.compile(model)) == name

@@ -208,6 +208,7 @@ def test_every_named_shape_can_be_made() -> None:
     ("config", "why"),
     [
         ({"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2}, "no keys and values"),
+        ({"model_type": "openai-gpt", "n_embd": 32, "n_layer": 2, "n_head": 4}, "has no attribute"),
         ({**COMMON, "model_type": "jamba"}, ""),
         (LATENT | {"first_k_dense_replace": 2}, "FLOPs are"),
         (LATENT | EXPERTS, "FLOPs are"),

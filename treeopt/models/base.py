@@ -48,7 +48,7 @@ _TRIED = 8  # tokens of the forward that a loaded model must pass
 
 def cache_name(model: nn.Module) -> str:
     """The name of the cache in a model's forward and in its outputs."""
-    taken = inspect.signature(model.forward).parameters
+    taken = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters  # of a compiled model
     return next((name for name in _CACHES if name in taken), CACHE)
 
 
@@ -239,10 +239,11 @@ class Base:
         self._check_states(hidden)
         return logits, hidden
 
-    def _check_states(self, hidden: Tensor) -> None:
-        if hidden.ndim != 3:
+    def _check_states(self, hidden: Tensor | None) -> None:
+        if hidden is None or hidden.ndim != 3:
             what = f"{self.name} ({self.model.config.model_type}) cannot verify trees"
-            why = "its forward gives several hidden states for each token, and not the one that its LM head reads"
+            given = "no hidden state" if hidden is None else "several hidden states for each token, and not the one"
+            why = f"its forward gives {given} that its LM head reads"
             raise TreeoptError(Code.NO_TREES, what, why=why)
 
     def outputs(self, ids: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
@@ -286,7 +287,7 @@ class Base:
         ids = torch.arange(min(_TRIED, self.vocab_size, self.context), device=self.device)
         with torch.no_grad():  # not inference_mode, as `check_runs`
             logits, states = self.outputs(ids[None], use_cache=False)
-            fits = states.ndim == 3 and states.shape[-1] == self.hidden_size
+            fits = states is not None and states.ndim == 3 and states.shape[-1] == self.hidden_size
             return fits and torch.equal(logits, self.lm_logits(states))
 
     def not_finite(self, outputs: str = "logits or hidden states") -> TreeoptError:
@@ -296,8 +297,8 @@ class Base:
         return TreeoptError(Code.NOT_FINITE, what, why=why, fix="--dtype float32, or another copy of the model")
 
     def check_finite(self, *outputs: Tensor) -> None:
-        """Raise E504 where logits or hidden states are NaN or +inf; some models give -inf for tokens."""
-        if not all((values < torch.inf).all() for values in outputs):
+        """Raise E504 where logits or hidden states are NaN or +inf; some give -inf for tokens, or no states."""
+        if not all((values < torch.inf).all() for values in outputs if values is not None):
             raise self.not_finite()
 
     @contextlib.contextmanager

@@ -118,7 +118,7 @@ def _forward(model: Any, tokens: int, cache: Any) -> tuple[int, Any]:
     inputs = torch.zeros(1, tokens, dtype=torch.long, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         name = cache_name(model)
-        cache = model(inputs, **{name: cache}, use_cache=True)[name]
+        cache = getattr(model(inputs, **{name: cache}, use_cache=True), name)
     return counter.get_total_flops(), cache
 
 

@@ -89,9 +89,9 @@ def load_texts(
         digests.append(file.sha256)
         for i, row in enumerate(file.rows):
             whole = _example(base, row, row_id(file.sha256, i), file.name, i, chat_template)
-            shortened = tuple((start, min(end, length)) for start, end in whole.answers if start < length)
+            spans = tuple((start, min(end, length)) for start, end in whole.answers if start < length)
             plain = whole.answers == ((0, len(whole.ids)),)
-            parts = _windows(whole, length) if plain else [Example(whole.ids[:length], shortened)]
+            parts = _windows(whole, length) if plain else [Example(whole.ids[:length], spans)]
             cut += len(parts) == 1 and len(whole.ids) > length
             kept = [part for part in parts if part.guessable]
             empty += not kept

@@ -158,8 +158,7 @@ class TreeLayer(DynamicLayer):
         return self.value_buffer[:, :, : self.length]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.is_initialized = True
+        self.device, self.is_initialized = key_states.device, True
         self.places = self.store.places(key_states, value_states, self.capacity)
         self.attach()
 
