@@ -132,10 +132,13 @@ def test_four_bits_need_cuda(chat: str) -> None:
     )
 
 
-@looped("command", ["train", "distill"])
+@looped("command", ["train", "distill", "generate"])
 def test_model_without_tokenizer(chat: str, command: str) -> None:
     """Text needs a tokenizer: E304, before anything is written."""
     tiny_base("llama").model.save_pretrained("bare")
+    if command == "generate":
+        assert error_number(treeopt(command, "text", "--model", "bare", "--device", "cpu", status=3)) == "E304"
+        return
     given = ("--data", "data.jsonl") if command == "train" else ("--prompts", "data.jsonl")
     out = "out" if command == "train" else "out.jsonl"
     assert error_number(treeopt(command, "--model", "bare", *given, "--device", "cpu", "-o", out, status=3)) == "E304"

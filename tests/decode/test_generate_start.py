@@ -151,6 +151,12 @@ def test_assistant_model_is_refused(model: PreTrainedModel, heads: MedusaHeads, 
     assert model.generate(ALONE, assistant_model=None, **options).equal(model.generate(ALONE, **OPTIONS))
 
 
+def test_memory_of_another_type(model: PreTrainedModel) -> None:
+    """A file is no memory yet."""
+    with pytest.raises(TypeError, match=r"treeopt\.load_memory"):
+        model.generate(ALONE, **OPTIONS, **TREES, memory="memory.safetensors")
+
+
 @pytest.mark.parametrize("option", [{"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}, {"use_mtp": True}])
 def test_other_assisted_generation_is_refused(model: PreTrainedModel, option: dict[str, Any]) -> None:
     """Drafts of transformers' own and drafts of a tree exclude each other."""

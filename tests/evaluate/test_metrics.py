@@ -161,6 +161,16 @@ def test_prompt_lookup_counts_its_forwards() -> None:
     assert sum(found.step_lengths) == 150
 
 
+def test_prompt_lookup_is_in_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers deprecates settings beside a config."""
+    base, given = cycle_base(1), {}
+    stock = base.model.generate
+    monkeypatch.setattr(base.model, "generate", lambda *ids, **options: given.update(options) or stock(*ids, **options))
+    with_generate(base, prompt_lookup_num_tokens=10)([[3, 8]], 5, Call(0))
+    assert given["generation_config"].prompt_lookup_num_tokens == 10
+    assert given.keys() == {"attention_mask", "generation_config", "stopping_criteria"}
+
+
 def test_prompt_lookup_in_the_prefill() -> None:
     """What the prompt's own forward accepts is no work of the time after it."""
     base = cycle_base(1)

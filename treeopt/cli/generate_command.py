@@ -87,8 +87,8 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
 
     decoder, origin = _decoder(console, options, rule, chosen, memory)
     base, limit = decoder.base, options["max_new_tokens"]
-    assert base.tokenizer is not None
     ids, _ = encode(request(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
+    assert base.tokenizer is not None
     if base.compile:
         console.note("compiling, which takes up to a minute for each size of the cache")
     decoder.generate(*(ids, limit) if base.compile else (ids[-1:], 2))  # untimed: it loads what a first step needs

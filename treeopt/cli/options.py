@@ -180,7 +180,7 @@ def prompt_options(*, new_tokens: int = 128, limit: str = "all") -> Option:
 def chosen_prompts(options: Mapping[str, Any]) -> str:
     """The prompts that the options name; those of the built-in model without --prompts, --heads and --model."""
     if options["prompts"] is None and (options["heads"] or options["model"] or POCKET) != POCKET:
-        what = "Missing option '--prompts' (such as alpaca_eval), which all models but the built-in one need."
+        what = "Missing option '--prompts' (such as alpaca_eval), which all but the built-in models and heads need."
         raise click.UsageError(what)
     return POCKET if options["prompts"] is None else str(options["prompts"])
 

@@ -224,6 +224,7 @@ class TreeDecoder:
 
     def with_memory(self, memory: Memory) -> Self:
         """The same decoder with a memory."""
+        _check_types(self.base, None, None, None, memory)
         made = copy.copy(self)
         made.memory, made.trees = memory, self._searching(memory)
         return made

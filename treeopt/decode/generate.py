@@ -2,8 +2,7 @@
 
     out = model.generate(**inputs, max_new_tokens=64, custom_generate=treeopt.tree_generate, heads=heads, tree=tree)
 
-transformers 5.24 does not pass the streamer and the tokenizer to such a function: pass a streamer twice (`streamer=s,
-text_streamer=s`), and stop strings as `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`.
+Pass stop strings as `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`: 5.24 passes no tokenizer on.
 """
 
 import inspect
@@ -278,7 +277,7 @@ def tree_generate(
             the same ones; a file is read again after it has changed, the drafter that a tree's file names with it.
         draft: the draft model of the drafter, as for `TreeDecoder`.
         memory: earlier texts, as for `TreeDecoder`; the texts of this call are added.
-        text_streamer: the streamer; see the module docstring.
+        text_streamer: a streamer; without it that of the running `generate`, which transformers does not pass.
         stateless_processors: True, or the classes of processors whose result depends only on the tokens and scores of
             a call.
         model_kwargs: other arguments of `generate`. The attention mask is used, an empty cache is left empty.
@@ -293,16 +292,15 @@ def tree_generate(
             positions that are not those of the mask, scores and attentions of each step, undeclared processors); as
             `TreeDecoder` and `TreeDecoder.generate`.
     """
-    config = generation_config or model.generation_config
+    config, text_streamer = generation_config or model.generation_config, text_streamer or _of_generate("streamer")
     processors, criteria = logits_processor or LogitsProcessorList(), stopping_criteria or StoppingCriteriaList()
     _check_supported(model, config, model_kwargs)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     _check_positions(model_kwargs.get("position_ids"), list(map(len, prompts)), input_ids.shape[1])
-    limit = criteria.max_length
     check_processors(processors, stateless_processors)
     with kept_decoder(model, heads, tree, drafter, draft, memory) as decoder:
         rule = decoder.acceptance = Processed(processors, input_ids, sample=bool(config.do_sample))
-        budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
+        budget = (criteria.max_length or decoder.base.context) - input_ids.shape[1]
         rows = decoder.prefill(prompts, budget)
         text = _Output(input_ids, criteria, config, budget, text_streamer)
         rule.rows = rows
@@ -391,7 +389,7 @@ class _Output:
 
 
 def _check_supported(model: PreTrainedModel, config: GenerationConfig, more: Mapping[str, Any]) -> None:
-    mode = GenerationMode.ASSISTED_GENERATION if _assisted() else config.get_generation_mode()
+    mode = GenerationMode.ASSISTED_GENERATION if _of_generate("assistant_model") else config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise _unsupported(f"the generation mode is {mode.value.replace('_', ' ')}")
     outputs = [name for name in _OUTPUTS if config.return_dict_in_generate and getattr(config, name)]
@@ -404,12 +402,12 @@ def _check_supported(model: PreTrainedModel, config: GenerationConfig, more: Map
     _check_start(model, more)
 
 
-def _assisted() -> bool:
-    """Whether the running `generate` has an assistant model, which it does not pass to its decoding function."""
+def _of_generate(name: str) -> Any:
+    """An argument of the running `generate` that it does not pass to its decoding function."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not _GENERATE:
         frame = frame.f_back
-    return frame is not None and frame.f_locals.get("assistant_model") is not None
+    return None if frame is None else frame.f_locals.get(name)
 
 
 def _check_start(model: PreTrainedModel, more: Mapping[str, Any]) -> None:

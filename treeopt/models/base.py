@@ -196,6 +196,7 @@ class Base:
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
+        prompt_lookup_num_tokens: int | None = None,
         **options: Any,
     ) -> Tensor:
         """Stock `generate` with no logits processors but those in `options`, ended by the end of text alone.
@@ -203,9 +204,9 @@ class Base:
         The model's generation config is replaced, as `generate` adds its penalties and the like to any config.
         """
         sampling = {"do_sample": True, "temperature": float(temperature), "top_k": top_k, "top_p": top_p}
-        sampling = sampling if temperature > 0 else {}
+        chosen = {"prompt_lookup_num_tokens": prompt_lookup_num_tokens, **(sampling if temperature > 0 else {})}
         eos = list(self.eos_ids) or None
-        config = GenerationConfig(max_new_tokens=max_new_tokens, eos_token_id=eos, pad_token_id=self.pad_id, **sampling)
+        config = GenerationConfig(max_new_tokens=max_new_tokens, eos_token_id=eos, pad_token_id=self.pad_id, **chosen)
         before = self.model.generation_config
         self.model.generation_config = GenerationConfig()
         try:
