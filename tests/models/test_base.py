@@ -399,12 +399,13 @@ def test_looped_model_without_a_last_state_is_refused() -> None:
     assert caught.value.code is Code.NO_TREES
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, where it imports its compiler
 def test_cache_name_is_that_of_the_forward() -> None:
     """Also of a compiled model, whose own forward names no arguments, and of code written for another name."""
 
     class Other(torch.nn.Module):
-        def forward(self, ids: torch.Tensor, past_key_values: Any = None) -> torch.Tensor:
+        def forward(self, ids: torch.Tensor, cache_params: Any = None) -> torch.Tensor:
             return ids
 
-    for model, name in ((tiny_base("llama").model, CACHE), (Other(), "past_key_values")):
+    for model, name in ((tiny_base("llama").model, CACHE), (Other(), "cache_params")):
         assert cache_name(model) == cache_name(torch.compile(model)) == name

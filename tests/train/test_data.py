@@ -151,6 +151,7 @@ def test_long_conversations_are_cut_and_counted(tmp_path: Path) -> None:
     assert spoken(base, texts.examples[0]) == ["w6 w8 w9 <end>"]
     (short,) = load(base, tmp_path, [{"messages": TALK}], length=11).examples
     assert spoken(base, short) == ["w6 w8 w9"]
+    assert short.answers[-1][1] == 11
 
 
 def test_empty_rows_are_counted(tmp_path: Path) -> None:
