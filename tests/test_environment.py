@@ -110,7 +110,7 @@ def bounds() -> dict[str, str]:
     project = PYPROJECT["project"]
     extras = project["optional-dependencies"]
     listed = [*project["dependencies"], *extras["dev"], *extras["bench"]]
-    matches = [re.fullmatch(r"([\w.-]+)>=([\w.]+)(?:; .+)?", one) for one in listed]
+    matches = [re.fullmatch(r"([\w.-]+)>=([\w.]+)(?:,<\w+)?(?:; .+)?", one) for one in listed]
     assert all(matches), listed
     return {match[1].lower(): match[2] for match in matches if match}
 
