@@ -32,6 +32,7 @@ STORIES = "--heads ../shared/models/tinystories-260k-medusa --prompts ../shared/
 ALPACA = "--model build/smollm2 --prompts ../shared/data/alpaca_eval.json"
 TRACES = f"{WORK}/stories.safetensors"
 POCKET = f"{WORK}/pocket.safetensors"
+POCKETS = ("model", "eagle", "block")  # drafters of pocket that have modules of their own
 # Name -> command lines. A later figure may read what an earlier one wrote. bench/smollm2.py makes build/smollm2.
 FIGURES: dict[str, tuple[str, ...]] = {
     "compare-pocket": ("treeopt compare --test-limit 10",),
@@ -107,7 +108,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
     "streams-pocket": ("python bench/streams.py --model pocket --tokens 50000 --decode",),
     "streams-drafters": (
-        "python bench/streams.py --model pocket --tokens 50000 --drafters model+ngram eagle+ngram block+ngram",
+        *(f"python bench/streams.py --model pocket --tokens 50000 --drafters {one}+ngram" for one in POCKETS),
         "python bench/streams.py --model hybrid --tokens 50000 --drafters mtp+ngram",
     ),
     "streams-smollm2": (
@@ -120,7 +121,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
     "fusion-pocket": ("python bench/fusion.py --model pocket --drafters heads --texts 8",),
     "fusion-drafters": (
-        "python bench/fusion.py --model pocket --drafters model eagle block --texts 4",
+        *(f"python bench/fusion.py --model pocket --drafters {one} --texts 4" for one in POCKETS),
         "python bench/fusion.py --model hybrid --drafters mtp --texts 4",
         "python bench/fusion.py --model smollm2 --tokens 10000 --texts 4",
     ),
