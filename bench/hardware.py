@@ -2,12 +2,14 @@
 
     python bench/hardware.py paper
     python bench/hardware.py fit --shared ../shared
+    python bench/hardware.py gpu [--preset h200]
 
 `paper` prints each statement of appendix G (arXiv:2401.10774) that needs no trained model of 7 billion parameters, with
-the figure by the formulas. `fit` profiles pocket, tinystories and a random model of 30
-million parameters, fits the efficiency of this machine to some of them, and prints the errors of seconds and of
-overheads on steps and models that were left out. Its seconds are CPU seconds of the one thread, so that other
-processes do not count; the models take turns, and each step counts with its shortest time of all turns.
+the figure by the formulas. `fit` profiles pocket, tinystories and a random model of 30 million parameters, fits the
+efficiency of this machine to some of them, and prints the errors of seconds and of overheads on steps and models that
+were left out. Its seconds are CPU seconds of the one thread, so that other processes do not count; the models take
+turns, and each step counts with its shortest time of all turns. `gpu` profiles random bfloat16 weights of Llama-3-8B's
+shape on a GPU, with five heads that share the LM head, and fits the efficiency of the GPU.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from treeopt.models.base import Base
 from treeopt.models.given import load_pair
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.shapes import model_shape, named_shape
-from treeopt.plan.devices import device_of_spec, device_preset
-from treeopt.plan.fit import MeasuredSteps, fit_efficiency
+from treeopt.plan.devices import Device, device_of_spec, device_preset
+from treeopt.plan.fit import EfficiencyFit, MeasuredSteps, fit_efficiency
 from treeopt.plan.operators import StepSetting, forward_operators
 from treeopt.plan.planner import PlanBest, plan_speedup
 from treeopt.plan.step_model import Efficiency, StepModel
@@ -43,18 +45,22 @@ from treeopt.shape import Drafting
 CHARTED = (1, *range(16, 113, 16))  # sizes of the paper's charts
 POWERS = tuple(2**power for power in range(10))
 CPU = device_of_spec("flops=1e11,bandwidth=2e10")  # of the order of one core; the fit corrects it
+LARGE = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("paper", "fit"))
+    parser.add_argument("what", choices=("paper", "fit", "gpu"))
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
+    parser.add_argument("--preset", default="h200", help="the GPU, as of treeopt plan --device-preset")
     add_tiny(parser)
     given = parser.parse_args()
     torch.set_num_threads(1)
     print(machine(1))
     if given.what == "paper":
         paper()
+    elif given.what == "gpu":
+        gpu(given.preset, given.tiny)
     else:
         fit(given.shared, given.tiny)
 
@@ -140,14 +146,38 @@ def fit(shared: Path, tiny: bool) -> None:
     for known in (("pocket",), ("tinystories",), ("pocket", "tinystories"), tuple(models)):
         found = fit_efficiency([measured[name] for name in known])
         label = " and ".join(known)
-        numbers = ", ".join(f"{name} {value:.3g}" for name, value in vars(found.efficiency).items())
-        print(f"efficiency by {label}: {numbers}")
-        print(f"the fitted | {label} | {found.fitted.median:.1%}, {found.fitted.largest:.1%} |")
-        for held in found.held_out:
-            errors = f"{held.median:.1%}, {held.largest:.1%}" if held.errors else "too few steps are left"
-            print(f"left out by {held.by} | {label} | {errors} |")
+        show(found, label)
         for name in [name for name in models if name not in known]:
             print(line_of(name, label, found.efficiency, measured[name]))
+
+
+def show(found: EfficiencyFit, label: str) -> None:
+    """The efficiency, and the errors of seconds of the fitted steps and of those left out."""
+    numbers = ", ".join(f"{name} {value:.3g}" for name, value in vars(found.efficiency).items())
+    print(f"efficiency by {label}: {numbers}")
+    print(f"the fitted | {label} | {found.fitted.median:.1%}, {found.fitted.largest:.1%} |")
+    for held in found.held_out:
+        errors = f"{held.median:.1%}, {held.largest:.1%}" if held.errors else "too few steps are left"
+        print(f"left out by {held.by} | {label} | {errors} |")
+
+
+def gpu(preset: str, tiny: bool) -> None:
+    """Steps of a large random model by nodes and batch, and a fit to them."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1} if tiny else LARGE
+    place, rows = ("cpu", 512) if tiny else ("cuda", 128_256)
+    config = LlamaConfig(vocab_size=rows, num_key_value_heads=8, **sizes)
+    with torch.device(place):
+        base = Base(LlamaForCausalLM(config).bfloat16().eval(), None, "random")
+        weight = torch.zeros(1, 5, base.hidden_size, base.hidden_size, dtype=torch.bfloat16)
+        heads = MedusaHeads.from_tensors(weight, weight[..., 0], None)
+    options = {"nodes": [1, 4], "contexts": [64]} if tiny else {"nodes": [2, 16, 64, 128, 256], "contexts": [512]}
+    profile = measure_profile(base, heads, batches=[1, 4, 16], repeats=1 if tiny else 4, **options)
+    alone = {point.batch: point.seconds for point in profile.points if point.nodes == ONE_NODE}
+    for point in profile.points:
+        over = point.seconds / alone[point.batch]
+        print(f"batch {point.batch}, {point.nodes} nodes: {point.seconds * 1e3:.2f} ms, {over:.2f} of one node")
+    steps = model_of(base, heads, device_preset(preset), "bfloat16").steps
+    show(fit_efficiency([MeasuredSteps(profile, steps)]), preset)
 
 
 def line_of(name: str, label: str, efficiency: Efficiency, steps: MeasuredSteps) -> str:
@@ -208,15 +238,15 @@ def random_model(tiny: bool) -> Model:
     return model_of(base, MedusaHeads(5, 1, width, 4096).eval())
 
 
-def model_of(base: Base, heads: MedusaHeads) -> Model:
+def model_of(base: Base, heads: MedusaHeads, device: Device = CPU, dtype: str = "float32") -> Model:
     """The model with the shape of its config."""
-    setting = StepSetting("float32", attention="flash")
+    setting = StepSetting(dtype, attention="flash")
     with tempfile.TemporaryDirectory() as folder:
         base.model.config.save_pretrained(folder)
         shape = model_shape(folder)
     rows = None if heads.lm_head is None else int(heads.lm_head.shape[1])
     drafting = Drafting(heads.num_heads, int(heads.weight.shape[0]), rows)
-    return Model(base, heads, StepModel(shape, CPU, setting, drafting))
+    return Model(base, heads, StepModel(shape, device, setting, drafting))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ CALLS = {
     "families": [""],
     "figures": ["tools -o {folder}"],
     "forward": ["--shared {shared}"],
-    "hardware": ["paper", "fit --shared {shared}"],
+    "hardware": ["paper", "fit --shared {shared}", "gpu"],
     "fuzz": [""],
     "help": [""],
     "hostile": [""],
