@@ -124,7 +124,7 @@ def story_model(shared: Path, effort: Effort, *, compile: bool) -> None:
 
 def shape_100m(effort: Effort) -> None:
     """Llama of 110 M random weights: overhead in bfloat16, host cost at 64 nodes."""
-    base, shared, separate = random_pair(effort.shape)
+    base, shared, separate = random_pair(effort.shape, torch.bfloat16)
     print("\n100M shape (d 768, 12 layers, V 32,000), bfloat16, eager attention, 5 heads, context 256")
     for name, heads, goal in (("sharing the LM head", shared, 1.35), ("separate LM heads", separate, 1.9)):
         judged(f"overhead of 8 nodes, {name}", overhead(base, heads, 8, effort, context=256), goal, most=True)
@@ -218,17 +218,17 @@ def stock_tokens(base: Base, ids: list[int], new_tokens: int) -> int:
     return base.generate(rows, torch.ones_like(rows), new_tokens).shape[1] - len(ids)
 
 
-def random_pair(shape: Mapping[str, int]) -> tuple[Base, MedusaHeads, MedusaHeads]:
-    """A Llama of random bfloat16 weights, heads that share its LM head, and heads with separate LM heads."""
+def random_pair(shape: Mapping[str, int], dtype: torch.dtype) -> tuple[Base, MedusaHeads, MedusaHeads]:
+    """A Llama of random weights, heads that share its LM head, and heads with separate LM heads."""
     torch.manual_seed(0)
     config = LlamaConfig(
         **shape, vocab_size=VOCABULARY, max_position_embeddings=2048, attn_implementation="eager", eos_token_id=None
     )
-    model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    model = LlamaForCausalLM(config).to(dtype).eval()
     d = shape["hidden_size"]
 
     def random(*size: int) -> Tensor:
-        return (torch.randn(size) * 0.02).to(torch.bfloat16)
+        return (torch.randn(size) * 0.02).to(dtype)
 
     weight, bias = random(1, HEADS, d, d), random(1, HEADS, d)
     separate = MedusaHeads.from_tensors(weight, bias, random(HEADS, VOCABULARY, d))

@@ -170,8 +170,8 @@ def gpu(preset: str, tiny: bool) -> None:
         base = Base(LlamaForCausalLM(config).bfloat16().eval(), None, "random")
         weight = torch.zeros(1, 5, base.hidden_size, base.hidden_size, dtype=torch.bfloat16)
         heads = MedusaHeads.from_tensors(weight, weight[..., 0], None)
-    options = {"nodes": [1, 4], "contexts": [64]} if tiny else {"nodes": [2, 16, 64, 128, 256], "contexts": [512]}
-    profile = measure_profile(base, heads, batches=[1, 4, 16], repeats=1 if tiny else 4, **options)
+    nodes, context, repeats = ([4], 64, 1) if tiny else ([2, 16, 64, 128, 256], 512, 4)
+    profile = measure_profile(base, heads, nodes=nodes, contexts=[context], batches=[1, 4, 16], repeats=repeats)
     alone = {point.batch: point.seconds for point in profile.points if point.nodes == ONE_NODE}
     for point in profile.points:
         over = point.seconds / alone[point.batch]

@@ -122,7 +122,7 @@ def prepared(name: str, options: argparse.Namespace) -> tuple[Base, LoadedHeads 
     if name == "tinystories":
         return *load_pair(f"{folder}-medusa", str(folder), dtype=dtype, device="cpu"), load_prompts(stories)
     if options.tiny:
-        base, _, _ = random_pair(TINY_SHAPE, getattr(torch, dtype), "cpu", "eager")
+        base, _, _ = random_pair(TINY_SHAPE, getattr(torch, dtype))
         tokenizer = load_base(str(folder), device="cpu").tokenizer
         return dataclasses.replace(base, tokenizer=tokenizer), None, load_prompts(stories)
     base = load_base(options.folder, dtype=dtype, device="cpu")

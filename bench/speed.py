@@ -64,7 +64,7 @@ def speeds(model: str, options: argparse.Namespace) -> None:
 def heads_price(options: argparse.Namespace) -> None:
     """A step of 8 nodes with heads over the forward of 8 nodes alone."""
     shape = TINY_SHAPE if options.tiny else SMALL_SHAPE
-    base, shared, _ = random_pair(shape, torch.bfloat16, "cpu", "eager")
+    base, shared, _ = random_pair(shape, torch.bfloat16)
     decoder = TreeDecoder(base, shared, generic_growth(8, HEADS, base.vocab_size).tree())
     step, bare = step_and_forward(decoder, [7] * 256, 3 if options.tiny else 40)
     judged("110M, bfloat16, 8 nodes, shared LM head: step to bare forward", step / bare, HEADS_GOAL, most=True)
