@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -163,7 +164,9 @@ def show(found: EfficiencyFit, label: str) -> None:
 
 def gpu(preset: str, tiny: bool) -> None:
     """Steps of a large random model by nodes and batch, and a fit to them."""
-    sizes = {"hidden_size": 64, "num_hidden_layers": 1} if tiny else LARGE
+    if not (tiny or torch.cuda.is_available()):
+        sys.exit("NOT RUN: torch finds no CUDA device here; --tiny runs on the CPU")
+    device, sizes = device_preset(preset), {"hidden_size": 64, "num_hidden_layers": 1} if tiny else LARGE
     place, rows = ("cpu", 512) if tiny else ("cuda", 128_256)
     config = LlamaConfig(vocab_size=rows, num_key_value_heads=8, **sizes)
     with torch.device(place):
@@ -173,10 +176,11 @@ def gpu(preset: str, tiny: bool) -> None:
     nodes, context, repeats = ([4], 64, 1) if tiny else ([2, 16, 64, 128, 256], 512, 4)
     profile = measure_profile(base, heads, nodes=nodes, contexts=[context], batches=[1, 4, 16], repeats=repeats)
     alone = {point.batch: point.seconds for point in profile.points if point.nodes == ONE_NODE}
+    print(f"{'CPU' if tiny else torch.cuda.get_device_name()}, torch {torch.__version__}, context {context}")
     for point in profile.points:
         over = point.seconds / alone[point.batch]
         print(f"batch {point.batch}, {point.nodes} nodes: {point.seconds * 1e3:.2f} ms, {over:.2f} of one node")
-    steps = model_of(base, heads, device_preset(preset), "bfloat16").steps
+    steps = model_of(base, heads, device, "bfloat16").steps
     show(fit_efficiency([MeasuredSteps(profile, steps)]), preset)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator
@@ -50,7 +51,7 @@ CALLS = {
     "families": [""],
     "figures": ["tools -o {folder}"],
     "forward": ["--shared {shared}"],
-    "hardware": ["paper", "fit --shared {shared}", "gpu"],
+    "hardware": ["paper", "fit --shared {shared}"],
     "fuzz": [""],
     "help": [""],
     "hostile": [""],
@@ -164,6 +165,15 @@ def test_exact_is_exact(bench: Bench, base: Base, loaded: LoadedHeads, shared: P
     lines = bench("exact", EXACT).splitlines()
     assert len(lines) == 6
     assert all("lossless 2/2  steps as predicted 2/2" in line for line in lines[1:])
+
+
+def test_steps_of_a_gpu_are_over_one_node(bench: Bench) -> None:
+    """Each line has a step's milliseconds and their ratio to those of one node at the same batch."""
+    points = re.findall(r"batch (\d+), (\d+) nodes: ([\d.]+) ms, ([\d.]+) of one node", bench("hardware", "gpu"))
+    alone = {batch: float(milliseconds) for batch, nodes, milliseconds, _ in points if nodes == "1"}
+    assert [(batch, nodes) for batch, nodes, _, _ in points] == [(b, n) for b in ("1", "4", "16") for n in ("1", "4")]
+    for batch, _, milliseconds, ratio in points:
+        assert float(ratio) == pytest.approx(float(milliseconds) / alone[batch], rel=0.03)
 
 
 @pytest.mark.quick
