@@ -61,7 +61,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "recommended-pocket": ("python bench/recommended.py --model pocket --dtype float32",),
     "verdict-pocket": ("python bench/verdict.py --model pocket",),
     "verdict-tinystories": ("python bench/verdict.py --model tinystories",),
-    "verdict-smollm2": ("python bench/verdict.py --model smollm2",),
+    "verdict-smollm2": ("python bench/verdict.py --model smollm2 --dtype float32",),
     "verdict-smollm2-bfloat16": ("python bench/verdict.py --model smollm2 --dtype bfloat16",),
     "verdict-full": ("python bench/verdict.py --full --model tinystories --dtype float32",),
     "llama-lengths": (f"python bench/llama_lengths.py --build {WORK}/llama",),
@@ -130,7 +130,14 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "modules-dspark-no-confidence": (
         "python bench/modules.py --model pocket --draft tests/data/pocket-dspark --alone --no-confidence",
     ),
-    "doctor": (f"python bench/doctor.py --checkpoints {WORK}/checkpoints",),
+    "doctor": (
+        *(
+            f"python bench/make_module.py calibration/recipes/pocket-{kind}.yaml {WORK}/checkpoints/pocket-{kind} "
+            "--all-states --minutes 9"
+            for kind in ("eagle3", "dflash", "dspark")
+        ),
+        f"python bench/doctor.py --checkpoints {WORK}/checkpoints",
+    ),
     "doctor-shared": ("python bench/doctor.py --shared ../shared",),
     "doctor-eagle3": ("treeopt doctor --draft pocket-eagle3 --no-texts",),
     "doctor-dspark": ("treeopt doctor --draft tests/data/pocket-dspark --no-texts",),
@@ -178,7 +185,7 @@ def run(name: str, lines: tuple[str, ...], *, tiny: bool = False) -> str:
     before, begin = os.getloadavg()[0], time.monotonic()
     printed = []
     for line in lines:
-        more = ["--tiny"] if tiny and line.startswith("python") else []
+        more = ["--tiny"] if tiny and line.startswith("python") and "make_module" not in line else []
         words = shlex.split(line.replace("python ", f"{shlex.quote(sys.executable)} ", 1)) + more
         done = subprocess.run(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
         if done.returncode:
