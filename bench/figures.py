@@ -54,7 +54,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
         "--methods lookup,ngram,eagle,eagle+ngram --test-limit 5 --learn-limit 100 --learn-tokens 10000 "
         "--max-new-tokens 128 --batch-size 32",
     ),
-    "step-smollm2": ("python bench/step.py build/smollm2 --repeats 15",),
+    "step-smollm2": ("python bench/step.py build/smollm2 --repeats 31",),
     "learned-text-smollm2": (
         "python bench/learned_text.py build/smollm2 --tokens 0 10000 30000 --known 200 --questions 3 --dtype bfloat16",
     ),

@@ -117,7 +117,7 @@ def timed(base: Base, run: Callable[[], object], undo: Callable[[], object] = la
 
 @torch.inference_mode()
 def measure(base: Base, drafter: Drafter, nodes: int, options: argparse.Namespace) -> dict[str, float]:
-    """Median seconds of everything for one size."""
+    """Median seconds of everything for one size, and of each kind the ratio and share that are judged."""
     text = model_texts(base, 1, options.context)
     cache = DynamicCache(config=base.model.config)
     base.outputs(text, cache=cache, logits_to_keep=1)
@@ -147,6 +147,11 @@ def measure(base: Base, drafter: Drafter, nodes: int, options: argparse.Namespac
     found = {name: statistics.median(seconds) for name, seconds in spent.items()}
     found["rest"] = found["bare"] - found["linear"] - found["LM head"] - found["attention"]
     found["bound"] = bound(base, nodes, options.repeats)
+    for kind in steps:
+        turns = list(zip(spent["bare"], spent[kind], spent[f"drafting, {kind}"], strict=True))
+        found[f"{kind}, ratio"] = statistics.median(step / one for one, step, _ in turns)
+        shares = ((draft + max(0.0, step - one)) / (draft + step) for one, step, draft in turns)
+        found[f"{kind}, share"] = statistics.median(shares)
     return found
 
 
@@ -163,11 +168,9 @@ def report(base: Base, drafter: Drafter, options: argparse.Namespace) -> None:
         print(f"{nodes:5}  " + "  ".join(cells), flush=True)
         for kind in ("static", "per step"):
             if kind in found:
-                judged(f"{kind}, {nodes} nodes, over the bare forward", found[kind] / found["bare"], GOAL, most=True)
-                drafting = found[f"drafting, {kind}"]
+                judged(f"{kind}, {nodes} nodes, over the bare forward", found[f"{kind}, ratio"], GOAL, most=True)
                 if nodes == SHARE_NODES:
-                    share = (drafting + max(0.0, found[kind] - found["bare"])) / (drafting + found[kind])
-                    judged(f"{kind}: drafting and host, of the step", share, SHARE_GOAL, most=True)
+                    judged(f"{kind}: drafting and host, of the step", found[f"{kind}, share"], SHARE_GOAL, most=True)
 
 
 def main() -> None:
