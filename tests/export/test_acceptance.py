@@ -83,12 +83,14 @@ def test_vllm_responses(tmp_path: Path) -> None:
 
 
 def test_vllm_metrics(tmp_path: Path) -> None:
-    """The counters by position give the histogram of the same steps; several engines are added."""
+    """The counters by position give the histogram of the same steps; several engines are added, several models not."""
     found = read_acceptance(write(tmp_path, METRICS))
     assert found.histogram == (39, 1, 0, 3)
     assert found.mean_acceptance_length == pytest.approx(1 + 10 / 43)
     both = METRICS + METRICS.replace('engine="0"', 'engine="1"')
     assert read_acceptance(write(tmp_path, both)).histogram == (78, 2, 0, 6)
+    with pytest.raises(TreeoptError, match=r"counters of 2 models \(m, other\): keep those of one"):
+        read_acceptance(write(tmp_path, METRICS + METRICS.replace('model_name="m"', 'model_name="other"')))
 
 
 def test_llamacpp_metrics(tmp_path: Path) -> None:

@@ -132,15 +132,17 @@ def test_pipe_is_read_to_its_end(tmp_path: Path) -> None:
 
 
 def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the system refuses to open is E203 with the system's reason."""
+    """What the system refuses to open is E404 with the system's reason, a tree and an array file alike."""
 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "t.yaml").write_text("[[0]]")
-    monkeypatch.setattr(strict_yaml, "read_start", refuse)
-    with pytest.raises(TreeoptError, match="cannot be read: Permission denied"):
-        load_tree(tmp_path / "t.yaml")
+    for module, load in ((strict_yaml, load_tree), (files_read, files_read.read_bytes)):
+        monkeypatch.setattr(module, "read_start", refuse)
+        with pytest.raises(TreeoptError, match="cannot be read: Permission denied") as caught:
+            load(tmp_path / "t.yaml")
+        assert caught.value.code is Code.SYSTEM_REFUSED
 
 
 def test_header_of_the_greatest_length_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ _GAUGE = "sglang:spec_accept_length"
 _COUNTER = "spec_decode_num_{}_total"  # after `vllm:` or `llamacpp:`
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?")
 _POSITION = re.compile(r'(?:^|,)position="(\d{1,4})"')
+_MODEL = re.compile(r'(?:^|,)model_name="([^"]*)"')
 # A request in the log of llama.cpp's server since its pull request 24536: one line, and later two, of which the one
 # with positions needs `--verbosity 4`.
 _LOG = re.compile(
@@ -101,16 +102,20 @@ def _of_metrics(text: str, path: str | os.PathLike[str]) -> MeasuredAcceptance:
     totals: dict[str, float] = {}
     positions: dict[int, float] = {}
     means: list[float] = []
+    models: set[str] = set()
     for line in text.splitlines():
         match = None if line.startswith("#") else _SAMPLE.fullmatch(line.strip())
         if match is None or not match[1].startswith(("vllm:spec_decode_", "llamacpp:spec_decode_", _GAUGE)):
             continue
         value, name = _number(match[3], match[1], path), match[1].partition(":")[2]
         means += [value] if match[1] == _GAUGE else []  # one for each rank of tensor parallelism
+        models.update(_MODEL.findall(match[2] or ""))
         position = _POSITION.search(match[2] or "")
         if name == _COUNTER.format("accepted_tokens_per_pos") and position:
             positions[int(position[1])] = positions.get(int(position[1]), 0.0) + value
         totals[name] = totals.get(name, 0.0) + value
+    if len(models) > 1:
+        raise _invalid(path, f"has counters of {len(models)} models ({', '.join(sorted(models))}): keep those of one")
     drafts, accepted = (totals.get(_COUNTER.format(name)) for name in ("drafts", "accepted_tokens"))
     if drafts is None or accepted is None:
         return _of_means(means, path)

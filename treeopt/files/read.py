@@ -37,7 +37,7 @@ def check_there(path: str | os.PathLike[str], what: str, *, why: str = "", fix: 
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
-    """The content of a file, or at most 64 MiB of a pipe: E201, E203 (more than `most` bytes, too), E403."""
+    """The content of a file, or at most 64 MiB of a pipe: E201, E203 (more than `most` bytes, too), E403, E404."""
     with _errors(path):
         size = os.stat(path).st_size
         if size <= most:
@@ -123,11 +123,13 @@ def stays_in(file: Path, *folders: Path) -> bool:
     return any(Path(os.path.realpath(folder)) in found.parents for folder in folders)
 
 
-def unreadable(error: OSError | ValueError) -> str:
-    """The reason of an error of reading: a ValueError is about a zero byte or a lone surrogate in a name."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return "no file can have this name"
+def unreadable(path: str | os.PathLike[str], error: OSError | ValueError) -> TreeoptError:
+    """E404 where a file may not be read, else E203; a ValueError is about a zero byte or a lone surrogate in a name."""
+    reason = (error.strerror or str(error)) if isinstance(error, OSError) else "no file can have this name"
+    what = f"{path} cannot be read: {reason}"
+    if isinstance(error, PermissionError):
+        return TreeoptError(Code.SYSTEM_REFUSED, what)
+    return TreeoptError(Code.FILE_INVALID, what)
 
 
 def parse_json(raw: bytes | str, *, finite: bool = True) -> Any:
@@ -157,7 +159,7 @@ def _errors(path: str | os.PathLike[str]) -> Iterator[None]:
     except FileNotFoundError as error:
         raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}") from error
     except (OSError, ValueError) as error:
-        raise TreeoptError(Code.FILE_INVALID, f"{path} cannot be read: {unreadable(error)}") from error
+        raise unreadable(path, error) from error
 
 
 def _read_pipe(handle: int, most: int) -> bytes:

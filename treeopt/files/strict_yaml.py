@@ -229,7 +229,7 @@ def read_text(path: Path, formats: str) -> bytes:
     except IsADirectoryError as error:
         raise refusal(path, "is a folder", formats, at=str(path), fix="name a file in it") from error
     except (OSError, ValueError) as error:
-        raise refusal(path, f"cannot be read: {unreadable(error)}", formats) from error
+        raise unreadable(path, error) from error
     if (header := header_in(raw)) is not None:
         kind, use = OURS.get(str(header.get("schema")), ("a safetensors file", ""))
         raise refusal(path, f"is {kind}", formats, fix=use)
