@@ -162,7 +162,7 @@ class SettingsEngine:
 # llama-cpp-python 0.3.36 (common/arg.cpp, common/speculative.cpp) and transformers 5.24 (generation).
 SETTINGS = {
     "vllm": SettingsEngine(
-        "vLLM 0.24 to 0.33; medusa to 0.32, draft_model from 0.25",
+        "vLLM 0.24 to 0.33; medusa to 0.32, draft_model by batch from 0.25",
         {
             "medusa": EngineMethod(HEADS_DRAFT),
             "draft_model": EngineMethod(MODEL_DRAFT, by_batch=True),
@@ -170,7 +170,7 @@ SETTINGS = {
             "eagle3": EngineMethod(EAGLE_DRAFT, by_batch=True),
             "mtp": EngineMethod(MTP_DRAFT, by_batch=True, model=False),
             "dflash": EngineMethod(BLOCK_DRAFT, by_batch=True),
-            "dspark": EngineMethod(BLOCK_DRAFT, model=False),
+            "dspark": EngineMethod(BLOCK_DRAFT),
             "ngram": EngineMethod(LOOKUP_DRAFT, by_batch=True, model=False),
             "ngram_gpu": EngineMethod(LOOKUP_DRAFT, model=False),
             "suffix": EngineMethod(LOOKUP_DRAFT, model=False),

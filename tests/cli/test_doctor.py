@@ -179,7 +179,7 @@ def test_programs(monkeypatch: Monkey) -> None:
     monkeypatch.setattr(importlib.metadata, "version", missing)
     checks = list(environment.check_programs())
     assert [(one.name, one.status) for one in checks] == [("dot", WARN), ("peft", WARN)]
-    assert "treeopt[train]" in checks[1].fix
+    assert "pip install peft" in checks[1].fix
     monkeypatch.setattr(shutil, "which", lambda _name: "/usr/bin/dot")
     assert found(environment.check_programs, "dot") == Check("dot", OK, "/usr/bin/dot")
 

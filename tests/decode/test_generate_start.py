@@ -9,10 +9,10 @@ from typing import Any
 import peft
 import pytest
 import torch
-from tiny import family, tiny_base
-from transformers import DynamicCache, PreTrainedModel
+from tiny import VOCAB, cycle_base, family, tiny_base, walk
+from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from treeopt import tree_generate
+from treeopt import Memory, tree_generate
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import CACHE, cache_name
@@ -155,6 +155,29 @@ def test_memory_of_another_type(model: PreTrainedModel) -> None:
     """A file is no memory yet."""
     with pytest.raises(TypeError, match=r"treeopt\.load_memory"):
         model.generate(ALONE, **OPTIONS, **TREES, memory="memory.safetensors")
+
+
+class EndsAt(StoppingCriteria):
+    """Ends all rows at a length that `generate` does not know beforehand."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
+
+
+def test_memory_holds_the_text_that_is_returned() -> None:
+    """A criterion may end a text within a step, whose other tokens nobody gets."""
+    model, memory = cycle_base().model, Memory(1 << 14)
+    prompt = walk(0, 2 * VOCAB)  # which every draft continues
+    for more in range(1, 9):
+        memory.clear()
+        criteria = StoppingCriteriaList([EndsAt(len(prompt) + more)])
+        given = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, len(prompt))}
+        found = model.generate(**given, stopping_criteria=criteria, memory=memory, **OPTIONS, **TREES)
+        assert found.shape[1] == len(prompt) + more
+        assert [text.tolist() for text in memory.texts()] == found.tolist()
 
 
 @pytest.mark.parametrize("option", [{"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}, {"use_mtp": True}])

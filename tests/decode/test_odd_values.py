@@ -14,6 +14,7 @@ from tiny import VOCAB, random_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Sample, Typical
+from treeopt.drafting.memory import Memory
 from treeopt.errors import Code, TreeoptError, memory_as_error
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
@@ -107,6 +108,25 @@ def test_what_are_no_token_ids_is_refused(decoder: TreeDecoder, name: str) -> No
     with pytest.raises(ValueError, match=r"token id") as caught:
         decoder.generate(PROMPTS[name], 4)
     assert "\n" not in str(caught.value)
+
+
+def test_integers_of_any_kind_are_token_ids(decoder: TreeDecoder) -> None:
+    """Files of tokens are often uint16."""
+    text = decoder.generate([3, 5, 7], 4).tokens
+    for kind in (np.uint8, np.uint16, np.int16, np.uint32, np.int32):
+        assert decoder.generate(np.array([3, 5, 7], kind), 4).tokens == text
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        decoder.generate(np.array([3, 60000], np.uint16), 4)
+
+
+def test_refused_decoder_leaves_the_memory(base: Base, heads: MedusaHeads) -> None:
+    """A memory is of the vocabulary of the first decoder that takes it, one of plain decoding too."""
+    memory = Memory(1 << 14)
+    with pytest.raises(TreeoptError, match="does not search"):
+        TreeDecoder(base, heads, Tree.chain(2), memory=memory)
+    assert memory.vocab_size == 0
+    TreeDecoder(base, None, Tree.chain(0), memory=memory)
+    assert memory.vocab_size == base.vocab_size
 
 
 @looped("prompts", [[[]], [[3, 5], []], torch.zeros(0, dtype=torch.long)])

@@ -197,6 +197,14 @@ def test_best_is_the_first_largest(vocab: int, dtype: torch.dtype) -> None:
     assert torch.equal(rules.best(scores), wanted)
 
 
+@looped("rows", [1, 10])
+def test_best_of_float64_is_that_of_float32(rows: int) -> None:
+    """Stock `generate` compares in float32, however many the scores are."""
+    scores = torch.zeros(rows, 40000, dtype=torch.float64)
+    scores[:, 3], scores[:, 7] = 1 - 1e-12, 1
+    assert rules.best(scores).tolist() == [3] * rows
+
+
 def test_nan_is_never_a_token() -> None:
     """NaN among the scores gives the sentinel, for the best and for a draw; infinities are scores like others."""
     scores = torch.tensor([[0.0, 1.0, -torch.inf], [0.0, torch.nan, 9.0]])

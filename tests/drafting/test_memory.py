@@ -202,7 +202,7 @@ def test_vocabularies_do_not_mix() -> None:
 @looped("text", [[[1, 2]], [1.5], [True], ["3"], [1 << 70], torch.tensor([[1, 2]]), 5])
 def test_what_is_no_text_is_refused(text: Any) -> None:
     """A row of a batch, other numbers and strings; integers of any kind are taken."""
-    memory = Memory(BYTES)
+    memory = Memory(np.int64(BYTES))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a text is token ids"):
         memory.add([1], text)
     assert memory.num_tokens == 0

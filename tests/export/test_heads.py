@@ -144,6 +144,16 @@ def test_logits_of_the_engine_are_those_of_treeopt(tmp_path: Path, kind: str) ->
         assert found.shape == (HEADS, 7, VOCAB)
 
 
+def test_lm_heads_written_again(tmp_path: Path) -> None:
+    """The file of heads with LM heads is replaced; it is not written beside one that would be read in its place."""
+    heads = random_heads(BASE, HEADS, shared=True)
+    for overwrite in (False, True):
+        convert(heads, "medusa", tmp_path / "own", with_lm_heads=True, overwrite=overwrite)
+    convert(heads, "medusa", tmp_path / "shared")
+    error = refusal_of(lambda: convert(heads, "medusa", tmp_path / "shared", with_lm_heads=True, overwrite=True))
+    assert error.code is Code.FILE_UNWRITABLE
+
+
 def test_heads_of_a_truncated_vocabulary_decode_losslessly(tmp_path: Path) -> None:
     """Heads with a token map, read from vLLM's files, draft only their tokens, and the text is that of the base."""
     base = cycle_base()

@@ -125,6 +125,8 @@ def test_tensorrt_schedule_is_one_that_it_accepts(calibration: Calibration) -> N
     settings = engine_settings("trtllm", calibration, priced({1: 0.4, 8: 0.05, 16: 0.4})).settings
     assert naive_best(calibration, 0.05) > naive_best(calibration, 0.4) == 1
     assert settings == {"max_draft_len": 1, "draft_len_schedule": {16: 1}}
+    figures = engine_settings("trtllm", calibration, priced({1: 0.4, 8: 0.05, 16: 0.4})).budgets
+    assert {batch: budget.nodes - 1 for batch, budget in figures.items()} == {1: 1, 8: 1, 16: 1}
     found = engine_settings("trtllm", calibration, priced({1: 3.0, 8: 0.05}))
     assert found.settings == {}
     assert "smallest batch" in found.underived["max_draft_len"]
@@ -385,6 +387,8 @@ def test_synthetic_rates_are_those_of_replay(engine: str, calibration: Calibrati
         assert made["synthetic_acceptance_rates"] == pytest.approx(rates, abs=1e-4)
         assert "num_speculative_tokens_per_batch_size" in found.settings
         assert "num_speculative_tokens_per_batch_size" not in made
+        longer = engine_settings(engine, modelled, priced({1: 0.4, 8: 0.05})).synthetic  # the rates are of batch 1
+        assert READERS[engine](longer.content, "drafter")["num_speculative_tokens"] == 1
     else:
         assert [float(rate) for rate in made["--spec-synth-rates"].split(",")] == pytest.approx(rates, abs=1e-4)
 

@@ -20,7 +20,7 @@ from treeopt.models.base import Base
 from treeopt.tree import ROOT, Tree
 from treeopt.verify.buffers import Buffers, compile_tree
 from treeopt.verify.probe import check_trees, route_of
-from treeopt.verify.session import Session, TreeForward
+from treeopt.verify.session import Session, TreeForward, check_lengths
 
 PREFIX = 2 * WINDOW + 5  # longer than any sliding window here
 
@@ -307,6 +307,13 @@ def test_begin_context_full(prompt: int, new: int) -> None:
     assert error.code is Code.CONTEXT_FULL
     assert "holds 40" in error.what
     assert f"{prompt} prompt tokens" in error.what
+
+
+def test_tree_beyond_the_context_has_a_remedy() -> None:
+    """A tree that takes the whole window leaves no negative context, and a shorter prompt is not all that helps."""
+    error = refusal_of(check_lengths, [3], 2, tiny_base("llama"), -39)
+    assert "the model with this tree holds 0" in error.what
+    assert "a smaller tree" in error.fix
 
 
 def test_forward_is_compiled_only_on_request() -> None:

@@ -127,7 +127,7 @@ def check_environment(checks: tuple[Callable[[], Iterator[Check]], ...] | None =
             yield from check()
         except Exception as error:  # whatever is broken
             name = check.__name__.removeprefix("check_")
-            fix = "install treeopt again in a new environment: pip install treeopt"
+            fix = "install treeopt again in a new environment: pip install ."
             yield Check(name, FAIL, f"{type(error).__name__}: {first_line(error)}", fix)
 
 
@@ -243,7 +243,7 @@ def check_programs() -> Iterator[Check]:
     without = "not installed: render writes .svg and .dot, but no .png or .pdf"
     yield _found("dot", dot or without, bool(dot), "install graphviz, such as: apt install graphviz")
     without = "not installed: no train --stage 2, and no --adapter"
-    yield _found("peft", peft or without, bool(peft), "pip install 'treeopt[train]'")
+    yield _found("peft", peft or without, bool(peft), "pip install peft")
 
 
 def check_decoding() -> Iterator[Check]:

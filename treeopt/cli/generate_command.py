@@ -13,14 +13,7 @@ import click
 import treeopt
 from treeopt.cli.checks import check_belongs, check_inputs, option_of, origin_of
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafters import (
-    ChosenPlan,
-    chosen_plan,
-    load_draft_model,
-    load_for_plan,
-    named_models,
-    plan_options,
-)
+from treeopt.cli.drafters import ChosenPlan, chosen_plan, load_draft_model, load_for_plan, named_models, plan_options
 from treeopt.cli.options import (
     GREEDY,
     REJECTION,

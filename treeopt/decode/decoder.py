@@ -155,7 +155,7 @@ def _emitted(rows: list[list[int]], width: int, drafts: Drafts) -> tuple[list[li
 
 Prompt = Tensor | Sequence[int]
 _RECORDS = (Drafter, str, os.PathLike)  # what a drafter is given by
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint32, torch.uint16, torch.uint8)
 
 
 class TreeDecoder:
@@ -234,11 +234,11 @@ class TreeDecoder:
         if self.acceptance.lossy:
             what = f"a memory would change the texts of {type(self.acceptance).__name__}, which is lossy"
             raise TreeoptError(Code.GENERATE_UNSUPPORTED, what, why="its texts depend on the drafts", fix="Greedy()")
-        memory.fit(self.base.vocab_size, self.base.name)
         trees = copy.copy(self.trees)
         if trees.nodes > ONE_NODE:
             proposer: Any = search(getattr(trees, "proposer", None), memory)
             vars(trees).update(proposer=proposer, window=proposer.window)
+        memory.fit(self.base.vocab_size, self.base.name)
         return trees
 
     @overload
@@ -414,6 +414,7 @@ def _one_prompt(ids: Prompt, base: Base) -> Tensor:
         raise ValueError(
             f"token ids are {prompt.dtype} {list(prompt.shape)}, not integers [T] or [1, T]; a batch: [B, T] or a list"
         )
+    prompt = prompt.long()
     if len(prompt) and not 0 <= int(prompt.min()) <= int(prompt.max()) < base.vocab_size:
         raise ValueError(f"a token id lies outside the vocabulary of {base.vocab_size}")
-    return prompt.long()
+    return prompt

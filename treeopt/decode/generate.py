@@ -303,6 +303,7 @@ def tree_generate(
         budget = (criteria.max_length or decoder.base.context) - input_ids.shape[1]
         rows = decoder.prefill(prompts, budget)
         text = _Output(input_ids, criteria, config, budget, text_streamer)
+        decoder.memory = None  # a criterion may end a text within a step: the texts are added below
         rule.rows = rows
         left = dict.fromkeys(rows.indices, budget)
         for emitted in advance(decoder, rows, left, text.eos):
@@ -310,6 +311,9 @@ def tree_generate(
                 rule.texts[row] += tokens
             text.add(emitted)
             left.update(dict.fromkeys(text.done, 0))
+    if memory is not None:
+        texts = zip(prompts, text.tokens, text.lengths, strict=True)
+        memory.add(*([*prompt.tolist(), *new[:length]] for prompt, new, length in texts))
     if text_streamer is not None:
         text_streamer.end()
     return text.record(decoder.trees.depth) if config.return_dict_in_generate else text.ids.contiguous()
@@ -338,9 +342,9 @@ class _Output:
         # As in stock `generate`: without an end token, rows that a criterion has ended continue until all have ended.
         self._pad = int(config._pad_token_tensor) if found else None
         self._streamer = text_streamer
-        self._tokens: list[list[int]] = [[] for _ in prompts]
+        self.tokens: list[list[int]] = [[] for _ in prompts]
         self._steps: list[list[Step]] = [[] for _ in prompts]
-        self._lengths = [0] * len(prompts)  # published tokens of each row up to its end
+        self.lengths = [0] * len(prompts)  # published tokens of each row up to its end
 
     @property
     def ids(self) -> Tensor:
@@ -350,13 +354,13 @@ class _Output:
     @property
     def done(self) -> set[int]:
         """Rows that need no more tokens."""
-        over = self._pad is not None or len(self._ended) == len(self._tokens)
+        over = self._pad is not None or len(self._ended) == len(self.tokens)
         return self._ended if over else set()
 
     def record(self, depth: int) -> TreeGenerateOutput:
         """The output with each row's steps, up to the row's end."""
         made: list[list[Step]] = []
-        for steps, length in zip(self._steps, self._lengths, strict=True):
+        for steps, length in zip(self._steps, self.lengths, strict=True):
             pairs = zip(steps, itertools.accumulate(map(len, steps), initial=0), strict=False)
             made.append([step.cut(length - begin) for step, begin in pairs if begin < length])
         return TreeGenerateOutput(
@@ -369,22 +373,22 @@ class _Output:
     def add(self, emitted: Mapping[int, Step]) -> None:
         """Add a step of some rows, and publish the columns that are complete, until all rows have ended."""
         for row, step in emitted.items():
-            self._tokens[row].extend(step)
+            self.tokens[row].extend(step)
             self._steps[row].append(step)
-        rows = range(len(self._tokens))
+        rows = range(len(self.tokens))
         while len(self._ended) < len(rows):
             at = self._filled - self._prompt
-            if any(len(self._tokens[row]) <= at for row in rows if row not in self.done):
+            if any(len(self.tokens[row]) <= at for row in rows if row not in self.done):
                 return
             over = self.done
-            column = [self._pad if row in over else self._tokens[row][at] for row in rows]
+            column = [self._pad if row in over else self.tokens[row][at] for row in rows]
             self._ids[:, self._filled] = torch.tensor(column, device=self._ids.device)
             self._filled += 1
             stop = self._criteria(self.ids, None).tolist()
             if self._streamer is not None:
                 self._streamer.put(self._ids[:, self._filled - 1].cpu())
             for row in rows:
-                self._lengths[row] += row not in over
+                self.lengths[row] += row not in over
             self._ended |= {row for row in rows if stop[row]}
 
 

@@ -26,6 +26,7 @@ EPSILON, DELTA = 0.09, 0.3  # the released defaults of typical acceptance
 
 def best(scores: Tensor) -> Tensor:
     """The first largest score of each row: float [..., V] -> int64 [...]; `NOT_A_NUMBER` where a row holds a NaN."""
+    scores = scores.float() if scores.dtype is torch.float64 else scores  # as stock `generate`
     part = _part(scores.shape[-1]) if scores.device.type == "cpu" and scores.numel() >= _MANY else 0
     if not part:
         top = scores.max(-1)  # like argmax; several times faster in bfloat16 on a CPU, and propagates NaN
@@ -190,9 +191,7 @@ class Sample(Rule):
         object.__setattr__(self, "_warpers", warpers)
 
     def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
-        if self.temperature == 0:
-            return best(logits)
-        return draw(logits, generator, self.scores)
+        return best(logits) if self.temperature == 0 else draw(logits, generator, self.scores)
 
     def scores(self, logits: Tensor) -> Tensor:
         """Logits [..., V] after temperature, top-k and top-p, in float32; their softmax is sampled from."""

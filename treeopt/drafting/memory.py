@@ -57,8 +57,8 @@ class Memory:
         check_counts(max_bytes=max_bytes)
         if not _LEAST_BYTES <= max_bytes <= _MOST_BYTES:
             raise ValueError(f"max_bytes is {max_bytes}; a memory has {_LEAST_BYTES:,} to {_MOST_BYTES:,} bytes")
-        self.max_bytes, self.vocab_size = max_bytes, 0
-        self.arrays = remembered(max_bytes)
+        self.max_bytes, self.vocab_size = int(max_bytes), 0
+        self.arrays = remembered(self.max_bytes)
         self._lock = threading.Lock()
 
     def add(self, *texts: Sequence[int] | NDArray[np.int64]) -> None:

@@ -57,7 +57,7 @@ def refusal(heads: MedusaHeads, to: str, *, with_lm_heads: bool = False) -> str:
     return ""
 
 
-def _check_output(heads: MedusaHeads, to: str, folder: str | os.PathLike[str], *, overwrite: bool) -> None:
+def _check_output(to: str, folder: str | os.PathLike[str], *, own: bool, overwrite: bool) -> None:
     """E204 where a folder has a base model or heads in another file, which would be read; E202 where it has heads."""
     place = Path(folder)
     if to == "nxdi":
@@ -67,7 +67,7 @@ def _check_output(heads: MedusaHeads, to: str, folder: str | os.PathLike[str], *
         check_heads_writable(place, overwrite=overwrite, names=(VLLM_FILE,), mark=_VLLM_MARK)
     else:
         check_heads_writable(place, overwrite=overwrite)
-        other = SAFETENSORS if _medusa_file(heads, to) == PICKLE else PICKLE
+        other = SAFETENSORS if to == "medusa" and own else PICKLE
         if (place / other).exists():
             what = f"{place} has {other}, and programs would read either it or the new file"
             raise TreeoptError(Code.FILE_UNWRITABLE, what, at=str(place / other), fix="another folder for the heads")
@@ -105,7 +105,7 @@ def convert_heads(
     if to in ("medusa", "tgi") and base is None:
         what = f"the config for {to} names the base model, which the heads' own config does not"
         raise TreeoptError(Code.HEADS_NOT_EXPORTABLE, what, fix="name the base model with --model")
-    _check_output(heads, to, folder, overwrite=overwrite)
+    _check_output(to, folder, own=with_lm_heads or heads.lm_head is not None, overwrite=overwrite)
     notes: list[str] = []
     if heads.lm_head is None and (to in ("vllm", "nxdi") or with_lm_heads):
         heads = _with_lm_heads(heads, base, notes)
@@ -139,17 +139,14 @@ def _with_lm_heads(heads: MedusaHeads, base: Base | str | os.PathLike[str] | Non
     )
 
 
-def _medusa_file(heads: MedusaHeads, to: str) -> str:
-    """The weights file: the original code and TensorRT-LLM read v1 from the pickle, TGI and v2 are safetensors."""
-    return PICKLE if to == "medusa" and heads.lm_head is not None else SAFETENSORS
-
-
 def _weights(heads: MedusaHeads, to: str) -> tuple[str, State]:
     """The name of the weights file, and its tensors."""
     if to == "nxdi":
         return NXDI_FILE, state_of(heads, NXDI)
     if to != "vllm":
-        return _medusa_file(heads, to), state_of(heads, MEDUSA)
+        # The original code and TensorRT-LLM read v1 from the pickle; TGI and v2 are safetensors.
+        pickled = to == "medusa" and heads.lm_head is not None
+        return PICKLE if pickled else SAFETENSORS, state_of(heads, MEDUSA)
     state, lm_heads = state_of(heads, VLLM), heads.lm_head
     assert lm_heads is not None
     if len(lm_heads) > 1 and all(torch.equal(one, lm_heads[0]) for one in lm_heads[1:]):

@@ -8,6 +8,7 @@ and not guessed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -409,7 +410,7 @@ def _sglang_chain(given: _EngineInput, algorithm: dict[str, str], names: tuple[s
 def _trtllm(given: _EngineInput) -> EngineSettings:
     def make(lengths: Lengths) -> dict[str, Any]:
         longest = lengths[min(lengths)]  # the greatest by rule
-        ranges = _ranges({batch: min(length, longest) for batch, length in lengths.items()})
+        ranges = _ranges(lengths)
         while ranges and not ranges[-1][2]:
             ranges.pop()
         schedule = {last: length for _, last, length in ranges}
@@ -417,13 +418,14 @@ def _trtllm(given: _EngineInput) -> EngineSettings:
         return made | {"max_draft_len": longest} | ({"draft_len_schedule": schedule} if with_schedule else {})
 
     with_schedule = given.known.by_batch and given.several
-    notes = (
-        ["beyond the last batch of draft_len_schedule TensorRT-LLM does not draft", _SCHEDULE] if with_schedule else []
-    )
-    found = _chain(given, "max_draft_len", make, *notes, by_batch=given.known.by_batch)
+    notes = ["beyond the last batch of the schedule TensorRT-LLM does not draft", _SCHEDULE] if with_schedule else []
+    chain = functools.partial(_chain, given, "max_draft_len", make, *notes, by_batch=given.known.by_batch)
+    found = chain()
     if found.settings and not found.settings["max_draft_len"]:
         lost = {"max_draft_len": f"{_SCHEDULE}, and drafts do not pay there"}
         found = EngineSettings({}, budgets=found.budgets, underived=lost)
+    elif found.settings:  # no length may exceed that of the smallest batch
+        found = chain(allows=lambda drafts: drafts <= found.settings["max_draft_len"])
     return found
 
 
@@ -460,7 +462,11 @@ def _length(
 # Acceptance rates [D], each the share of the steps that accept d drafts or more -> the settings that take them: vLLM
 # 0.33 (vllm/config/speculative.py), llama.cpp since its pull request 27711.
 SYNTHETIC: dict[str, Callable[[list[float]], dict[str, Any]]] = {
-    "vllm": lambda rates: {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates},
+    "vllm": lambda rates: {
+        "num_speculative_tokens": len(rates),
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": rates,
+    },
     "llamacpp": lambda rates: {"--spec-synth-rates": ",".join(map(str, rates))},
 }
 METHOD_KEYS = {  # the settings of the method, and of the drafter's path

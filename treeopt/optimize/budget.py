@@ -97,9 +97,7 @@ def drafting_seconds(
 ) -> Floats:
     """Seconds of drafting alone at each size: float64 [n]; zeros where it was not measured."""
     known, medians = profile.drafting_curve(batch, context)
-    if not len(known):
-        return np.zeros(len(sizes))
-    return np.interp(sizes, known, isotonic(medians))
+    return np.interp(sizes, known, isotonic(medians)) if len(known) else np.zeros(len(sizes))
 
 
 def fastest(speedups: Sequence[float] | Floats, *, equal: float = 0.0) -> int | None:

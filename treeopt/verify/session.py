@@ -110,9 +110,9 @@ def check_lengths(lengths: Sequence[int], max_new_tokens: int, base: Base, conte
             raise TreeoptError(Code.CONTEXT_FULL, f"prompt {row} holds no tokens", fix="give at least one token")
         if length + max_new_tokens > context:
             holder = "the context" if context == base.context else "the model with this tree"
-            what = f"{length} prompt tokens and {max_new_tokens} new ones; {holder} holds {context}"
+            what = f"{length} prompt tokens and {max_new_tokens} new ones; {holder} holds {max(context, 0)}"
             where = f"prompt {row}" if len(lengths) > 1 else ""
-            fix = "shorten the prompt, or generate fewer new tokens"
+            fix = "shorten the prompt, or generate fewer new tokens" if context == base.context else ""
             raise TreeoptError(Code.CONTEXT_FULL, what, at=where, fix=fix)
     switch = frequency_switch(base.model.config)
     if switch is not None:
