@@ -170,7 +170,7 @@ SETTINGS = {
             "eagle3": EngineMethod(EAGLE_DRAFT, by_batch=True),
             "mtp": EngineMethod(MTP_DRAFT, by_batch=True, model=False),
             "dflash": EngineMethod(BLOCK_DRAFT, by_batch=True),
-            "dspark": EngineMethod(BLOCK_DRAFT),
+            "dspark": EngineMethod(BLOCK_DRAFT, model=False),
             "ngram": EngineMethod(LOOKUP_DRAFT, by_batch=True, model=False),
             "ngram_gpu": EngineMethod(LOOKUP_DRAFT, model=False),
             "suffix": EngineMethod(LOOKUP_DRAFT, model=False),
