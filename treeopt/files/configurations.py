@@ -62,7 +62,7 @@ def read_configuration(path: str | os.PathLike[str]) -> tuple[Document, Where]:
 
     file = Path(path)
     if not file.exists():
-        raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}", at=f"--config {path}")
+        raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}")
     if not file.is_dir() and note_of(file).is_file():
         with contextlib.suppress(TreeoptError):  # the note of an earlier file of this name may be beside it
             document = _document(file)
