@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 from looped import looped
 from refusals import refusal_of
@@ -45,6 +46,12 @@ def test_broken_point_is_refused(change: dict[str, Any], word: str) -> None:
         LatencyPoint(**{"nodes": 4, "batch": 1, "context": 8, "seconds": 2.0, "low": 1.0, "high": 3.0, **change})
     assert caught.value.code is Code.PROFILE_INVALID
     assert (caught.value.code.number, caught.value.exit_status) == ("E230", 3)
+
+
+def test_sizes_of_numpy_are_taken() -> None:
+    """As integers of Python, which a file can hold."""
+    found = LatencyPoint(*np.array([4, 2, 8]), 1.0, 1.0, 1.0)
+    assert [type(size) for size in found.key] == [int, int, int]
 
 
 def test_modelled_point_has_no_spread() -> None:

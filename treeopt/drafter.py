@@ -210,9 +210,7 @@ class Drafter:
         """The drafter by name, as `--drafter` has it."""
         if self.draft:
             return self.draft_kind if self.ngram_table is None else DRAFT_KINDS[self.draft_kind]
-        if self.ngram_table is None:
-            return HEADS
-        return HEADS_NGRAM if self.num_heads else NGRAM
+        return HEADS if self.ngram_table is None else HEADS_NGRAM if self.num_heads else NGRAM
 
     @property
     def timed_dtype(self) -> str:

@@ -12,9 +12,7 @@ LABELS = 15  # least width of the labels
 
 def shown(value: Any, form: Form = "") -> str:
     """A value as text; records such as `Spread` and `Interval` know how they are formatted."""
-    if value is None:
-        return NOTHING
-    return form(value) if callable(form) else format(value, form)
+    return NOTHING if value is None else form(value) if callable(form) else format(value, form)
 
 
 def percent(value: float) -> str:

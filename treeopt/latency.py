@@ -6,6 +6,7 @@ A calibration gives tokens per step, this record seconds per step; `treeopt.opti
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -41,8 +42,9 @@ class LatencyPoint:
     def __post_init__(self) -> None:
         for name in ("nodes", "batch", "context"):
             value = getattr(self, name)
-            if type(value) is not int or not 1 <= value < TOO_LARGE:
+            if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) < TOO_LARGE:
                 raise _invalid(f"{name} is {value!r:.40}, not a whole number from 1 to {TOO_LARGE - 1:,}")
+            object.__setattr__(self, name, int(value))  # files take no integers of numpy
         if not 0.0 < self.low <= self.seconds <= self.high < math.inf:
             order = f"low {self.low}, seconds {self.seconds}, high {self.high}"
             raise _invalid(f"{_named(self.key)} has {order}; these must be positive and ascending")

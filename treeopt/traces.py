@@ -145,6 +145,4 @@ def joined(parts: Sequence[T | None]) -> T | None:
     """The rows of all parts; None where no part has traces."""
     known = [part for part in parts if part is not None]
     assert len(known) in (0, len(parts))
-    if len(known) == 1:
-        return known[0]
-    return known[0].joined(known) if known else None
+    return known[0].joined(known) if len(known) > 1 else next(iter(known), None)

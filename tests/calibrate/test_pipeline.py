@@ -239,6 +239,7 @@ def test_run_calibration_responses(base: Base, loaded: LoadedHeads) -> None:
     rows = [("One day a bird", "sang a song."), ("Tom had a dog", "and the dog ran far away to the big green park.")]
     prompts = tuple(Prompt(f"given:{i}", None, text, answer) for i, (text, answer) in enumerate(rows))
     run = run_calibration(base, loaded, PromptSet("given", "sha", prompts), max_new_tokens=10, responses=True)
+    assert run_calibration(base, loaded, PromptSet("given", "sha", prompts), max_new_tokens=10).answers_cut == 0
     texts = [Text(p.id, *encode(p, base.tokenizer, chat_template=True)) for p in prompts]
     assert [len(text.answer) > 10 for text in texts] == [False, True]
     assert run.answers_cut == 1

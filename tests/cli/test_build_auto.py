@@ -20,9 +20,17 @@ AUTO = ("build", "--drafter", "auto")
 SOURCE = {"model_id": "b1", "heads_id": "h1", "device": "cpu", "dtype": "float32", "threads": 1}
 
 
-def profile(name: str, drafter: str, kind: str, factor: float) -> None:
-    """A profile file; a step of N nodes takes 1 + factor * N milliseconds, one node a millisecond."""
-    points = [LatencyPoint(n, 1, 512, *[1e-3 * (1 if n == 1 else 1 + factor * n)] * 3) for n in (1, 2, 8, 40)]
+def profile(name: str, drafter: str, kind: str, factor: float, longer: float | None = None) -> None:
+    """A profile file; a step of N nodes takes 1 + factor * N milliseconds, one node a millisecond.
+
+    At a context of 4096, where there is one, with the factor `longer`.
+    """
+    factors = {512: factor} | ({} if longer is None else {4096: longer})
+    points = [
+        LatencyPoint(n, 1, context, *[1e-3 * (1 if n == 1 else 1 + one * n)] * 3)
+        for context, one in factors.items()
+        for n in (1, 2, 8, 40)
+    ]
     named = {"kind": kind, "drafter": drafter, "drafter_name": {"d1": "ngram", "d2": "model"}[drafter]}
     save_profile(LatencyProfile.from_points(points, {**SOURCE, **named}), name)
 
@@ -75,6 +83,16 @@ def test_report_has_a_row_for_each_and_the_command_of_the_missing_one() -> None:
     [left_out] = [line for line in lines if line.startswith("left out")]
     assert left_out.startswith("left out: ngram, per step: no profile; treeopt profile --heads heads")
     assert any(line.startswith("fastest: model, per step, ") for line in lines)
+
+
+def test_drafters_are_compared_at_one_context() -> None:
+    """The longest that all profiles have: where one was also timed at a longer one, its drafts are not cheaper."""
+    profile("long.yaml", "d1", "static", 0.4, longer=0.0001)
+    both = ("--profile", "long.yaml", "--profile", "s2.yaml", "--kind", "static")
+    data = treeopt_json(*AUTO, *ALL, *both)
+    assert data["rows"] == treeopt_json(*AUTO, *ALL, *both, "--context", "512", "--force")["rows"]
+    assert data["drafter"] == "model"
+    assert treeopt_json(*AUTO, *ALL, "--profile", "long.yaml", "--kind", "static", "--force")["drafter"] == "ngram"
 
 
 def test_kind_and_nodes_leave_less_to_choose_from() -> None:

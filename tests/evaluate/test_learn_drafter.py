@@ -10,6 +10,7 @@ import torch
 from drafters import planted
 from helpers import random_calibration
 from looped import looped
+from per_step_traces import traced, with_paths
 from tiny import but_slow, chat_base
 from tiny_modules import tiny_module
 
@@ -265,6 +266,13 @@ def test_chains_of_a_draft_are_timed() -> None:
         two = plans_of(random_calibration(0, heads=heads), (size,), with_draft=True)
         trees = [plan for plan in two if isinstance(plan, Tree)]
         assert [plan.depth for plan in trees if plan.nodes == plan.depth + 1] == depths
+
+
+def test_sizes_between_those_of_path_tokens() -> None:
+    """Per-step trees are traced at some sizes only: another takes the one below, before it is timed."""
+    plans = plans_of(with_paths(traced(0)), (20,), with_draft=False)
+    assert [plan.path_tokens for plan in plans if isinstance(plan, TreePolicy)] == [True]
+    assert [plan.nodes for plan in plans if isinstance(plan, TreePolicy)] == [16]
 
 
 def test_equal_trees_are_measured_once(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,21 @@ WEIGHTS = "model.safetensors"
 UP = "model.layers.1.mlp.up_proj.weight"
 
 
+def test_generate_leaves_the_shared_model_as_it_is() -> None:
+    """Another thread sees the model's end tokens while `generate` runs with a config of its own."""
+    base, seen = tiny_base("llama"), list[tuple[int, ...]]()
+    base.model.generation_config.eos_token_id = [3, 5]
+
+    def look(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append(base.eos_ids)
+        return scores
+
+    ids = torch.tensor([[4, 7]])
+    base.generate(ids, torch.ones_like(ids), 4, logits_processor=[look])
+    assert seen
+    assert {*seen, base.eos_ids} == {(3, 5)}
+
+
 @pytest.fixture(scope="module")
 def tiny() -> Base:
     """A random llama."""

@@ -24,6 +24,15 @@ def order_of(row: Tensor) -> list[int]:
     return sorted(range(len(scores)), key=lambda token: (-scores[token], token))
 
 
+def test_float64_is_ranked_as_float32() -> None:
+    """As stock `generate` compares, whatever the number of tokens that are asked for."""
+    logits = torch.zeros(1, 61, dtype=torch.float64)
+    logits[0, 2], logits[0, 5] = 1.0, 1.0 + 1e-12
+    for count in (3, 50):
+        assert top_ids(logits, count)[0, :3].tolist() == [2, 5, 0]
+    assert [int(rank_of(logits, torch.tensor([token]))) for token in (2, 5, 0)] == [0, 1, 2]
+
+
 def test_rank_of_hand_written() -> None:
     """Equal logits are ranked by the smaller id, and -0.0 equals 0.0."""
     logits = torch.tensor([[0.0, 3.0, -0.0, 3.0, -1.0]])

@@ -79,6 +79,17 @@ def test_save_heads_made_by(tmp_path: Path) -> None:
     assert configs[0] == configs[1]
 
 
+def test_heads_of_some_tokens_are_refused(tmp_path: Path) -> None:
+    """The original layout has no token map, and without it they would draft other tokens."""
+    whole, tokens = random_heads(tiny_base("llama"), 2), torch.tensor([4, 2, 6])
+    assert whole.lm_head is not None
+    parts = whole.weight.detach(), whole.bias.detach(), whole.lm_head.detach()[:, tokens]
+    with pytest.raises(TreeoptError, match="part of the tokens") as caught:
+        save_heads(MedusaHeads.from_tensors(*parts, tokens, whole.vocab_size), tmp_path / "heads", base="b")
+    assert caught.value.code is Code.HEADS_INVALID
+    assert not (tmp_path / "heads").exists()
+
+
 def test_save_heads_is_not_tied_to_the_module(tmp_path: Path) -> None:
     """Heads that train, and are views of others' memory, are saved as plain tensors."""
     whole = torch.randn(2, 3, HIDDEN, HIDDEN)

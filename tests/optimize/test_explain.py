@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration
+from looped import looped
 from refusals import refusal_of
 
 from treeopt.defaults import STEP_SIZES
@@ -45,6 +46,17 @@ def test_place_beyond_the_first_growth_is_found() -> None:
     found = explain_path(Tree(((0,), (0, 0))), order[-1], calibration)
     assert found.last.place == len(order)
     assert not found.made_it
+
+
+@looped("method", [{"values": "joint", "weights": "uniform"}, {"values": "mine", "weights": "uniform"}])
+def test_method_that_was_edited_is_the_simplest(method: dict[str, str]) -> None:
+    """A strength that is missing or no number, and names that are not known, are neither a fault nor NaN."""
+    calibration = random_calibration(1)
+    tree = Tree(((0,), (0, 0)))
+    plain = explain_path(tree, (0, 0), calibration)
+    for more in ({}, {"strength": "abc"}):
+        edited = dataclasses.replace(tree, source={"method": {**method, **more}})
+        assert explain_path(edited, (0, 0), calibration) == plain
 
 
 def test_share_of_a_value_of_zero_is_zero() -> None:

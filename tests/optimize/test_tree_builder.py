@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import treeopt
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.strict_yaml import MAX_BYTES
-from treeopt.files.trees import tree_yaml
+from treeopt.files.trees import load_tree, save_tree, tree_yaml
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.build_job import BuildJob, run_job
 from treeopt.optimize.replay import replay
@@ -227,3 +228,22 @@ def test_tree_larger_than_the_engine_takes_is_refused() -> None:
     with pytest.raises(TreeoptError, match="2,048 nodes at most") as caught:
         run_job(random_calibration(1, sequences=5), BuildJob(nodes=2049, engine="sequoia"))
     assert caught.value.code is Code.TREE_NOT_EXPORTABLE
+    seconds = [LatencyPoint(nodes, 1, 512, *[1 + nodes / 1e9] * 3) for nodes in (1, 4096)]
+    job = BuildJob(nodes=None, engine="sequoia", profile=LatencyProfile.from_points(seconds))
+    rng = np.random.default_rng(0)
+    varied = make_calibration([rng.integers(0, 18, (60 + s, 5)) for s in range(5)])
+    assert run_job(varied, job).tree.nodes == 2048
+
+
+def test_figure_of_deeper_trees_is_not_that_of_the_tree(tmp_path: Path) -> None:
+    """Trees that are fitted without a text may be deeper than the whole one, whose file must be readable."""
+    long = [[0, 0], [1, 0], [99, 99]] * 300
+    long[8], long[20], long[50] = [0, 99], [0, 99], [0, 99]
+    short = [np.array([[0, 0], [99, 0], [99, 0]] * (4 + s)) for s in range(4)]
+    calibration = make_calibration([*short, np.array(long)])
+    tree = build_tree(calibration, 3, values="independent", weights="uniform")
+    save_tree(tree, tmp_path / "t.yaml")
+    assert load_tree(tmp_path / "t.yaml") == tree
+    assert tree.depth == 1
+    by_paths = build_tree(calibration, path_tokens=np.int64(4))  # type: ignore[call-overload]
+    save_tree(by_paths, tmp_path / "p.yaml")

@@ -121,6 +121,28 @@ def test_text_and_answer(tmp_path: Path) -> None:
     assert len(example.ids) == 5
 
 
+def test_end_of_a_request_is_that_of_the_tokenizer(tmp_path: Path) -> None:
+    """Chat models list several end tokens: a turn ends with the tokenizer's, which need not be the first."""
+    base = chat_base()
+    assert base.tokenizer is not None
+    ends = base.eos_ids
+    base.model.generation_config.eos_token_id = [5, *ends]
+    (example,) = load(base, tmp_path, [{"instruction": "w3 w4", "output": "w5 w6"}]).examples
+    assert example.ids[-1] == base.tokenizer.eos_token_id == ends[0]
+
+
+def test_unusable_fields_beside_others(tmp_path: Path) -> None:
+    """Messages in another form are passed over where the row has a text; an empty answer is none."""
+    base = chat_base()
+    other = {"messages": [{"from": "human", "value": "x"}], "instruction": "w3 w4", "output": "w5 w6"}
+    (example,) = load(base, tmp_path, [other]).examples
+    assert spoken(base, example) == ["w5 w6 <end>"]
+    (example,) = load(base, tmp_path, [{"messages": [], "text": "w3 w4 w5 w6"}]).examples
+    assert spoken(base, example) == ["w3 w4 w5 w6"]
+    found = load(base, tmp_path, [other, {"text": "w3 w4 w5 w6", "output": ""}])
+    assert (len(found.examples), found.empty) == (1, 1)
+
+
 def test_answer_without_an_end_token(tmp_path: Path) -> None:
     """A model whose generation never ends on a token has answers without one."""
     base = chat_base()

@@ -133,6 +133,8 @@ def job_of(
         raise ValueError("shard and learning are both given: learn a drafter of all prompts first, then give drafter")
     if heads is not None and options.draft is not None:
         raise ValueError("both heads and a draft model are given: leave one out")
+    if drafter is not None and learning is not None:
+        raise ValueError("drafter and learning are both given: leave one out")
     if heads is None and drafter is None and learning is None:
         raise ValueError("heads is None: drafter=treeopt.load_drafter(FILE) or learning=treeopt.Learning() is needed")
     if heads is None and options.draft is None and learning is not None and not learning.ngram:

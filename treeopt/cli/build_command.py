@@ -158,7 +158,8 @@ def _kinds(options: dict[str, Any]) -> tuple[str, ...]:
 def _longest(profiles: Sequence[LatencyProfile], batches: Sequence[int]) -> list[int] | None:
     """The longest context that all profiles have with each of the batches; None where there is none."""
     common = [{point.context for point in one.points if point.batch == batch} for one in profiles for batch in batches]
-    return [max(set.intersection(*common))] if set.intersection(*common) else None
+    shared = set.intersection(*common) if common else set()
+    return [max(shared)] if shared else None
 
 
 def _run_static(console: Console, options: dict[str, Any]) -> None:
@@ -276,10 +277,11 @@ def _run_auto(console: Console, options: dict[str, Any]) -> None:
     check_belongs(("engine", "path_tokens"), "a build without --drafter auto", holds=False)
     kinds = _kinds(options)
     sized = given("nodes") and isinstance(options["nodes"], int)
-    job = BuildJob(nodes=options["nodes"] if sized else None, **_limits(options))
     calibrations = [load_calibration(file) for file in options["calibrations"]]
     check_temperature_of(calibrations, options["temperature"])
     profiles = [load_profile(file) for file in options["profile"]]
+    context = options["context"] or next(iter(_longest(profiles, [options["batch"]]) or ()), None)
+    job = BuildJob(nodes=options["nodes"] if sized else None, **_limits({**options, "context": context}))
     with console.progress("build") as progress:
         choice = choose_drafter(calibrations, profiles, job, kinds=kinds, progress=late(progress))
     save_plan(with_configuration(choice.plan, console.configuration), options["output"])

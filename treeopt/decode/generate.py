@@ -312,8 +312,7 @@ def tree_generate(
             text.add(emitted)
             left.update(dict.fromkeys(text.done, 0))
     if memory is not None:
-        texts = zip(prompts, text.tokens, text.lengths, strict=True)
-        memory.add(*([*prompt.tolist(), *new[:length]] for prompt, new, length in texts))
+        memory.add(*([*one.tolist(), *new[:n]] for one, new, n in zip(prompts, text.tokens, text.lengths, strict=True)))
     if text_streamer is not None:
         text_streamer.end()
     return text.record(decoder.trees.depth) if config.return_dict_in_generate else text.ids.contiguous()

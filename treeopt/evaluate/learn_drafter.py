@@ -108,7 +108,8 @@ def plans_of(calibration: Calibration, sizes: Sequence[int], *, with_draft: bool
             if tree not in plans:
                 plans.append(tree)
         if calibration.steps is not None:
-            plans.append(build_policy(calibration, size, path_tokens=by_paths))
+            step = max(one for one in STEP_SIZES if one <= size) if by_paths else size
+            plans.append(build_policy(calibration, step, path_tokens=by_paths))
     return plans
 
 

@@ -145,8 +145,7 @@ def _weights(heads: MedusaHeads, to: str) -> tuple[str, State]:
         return NXDI_FILE, state_of(heads, NXDI)
     if to != "vllm":
         # The original code and TensorRT-LLM read v1 from the pickle; TGI and v2 are safetensors.
-        pickled = to == "medusa" and heads.lm_head is not None
-        return PICKLE if pickled else SAFETENSORS, state_of(heads, MEDUSA)
+        return PICKLE if to == "medusa" and heads.lm_head is not None else SAFETENSORS, state_of(heads, MEDUSA)
     state, lm_heads = state_of(heads, VLLM), heads.lm_head
     assert lm_heads is not None
     if len(lm_heads) > 1 and all(torch.equal(one, lm_heads[0]) for one in lm_heads[1:]):

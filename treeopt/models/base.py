@@ -207,13 +207,10 @@ class Base:
         chosen = {"prompt_lookup_num_tokens": prompt_lookup_num_tokens, **(sampling if temperature > 0 else {})}
         eos = list(self.eos_ids) or None
         config = GenerationConfig(max_new_tokens=max_new_tokens, eos_token_id=eos, pad_token_id=self.pad_id, **chosen)
-        before = self.model.generation_config
-        self.model.generation_config = GenerationConfig()
-        try:
-            with self._numbers_only(sampled=temperature > 0):
-                out: Tensor = self.model.generate(ids, attention_mask=mask, generation_config=config, **options)
-        finally:
-            self.model.generation_config = before
+        model = copy.copy(self.model)  # with a config of its own: threads may share a model
+        model.generation_config = GenerationConfig()
+        with self._numbers_only(sampled=temperature > 0):
+            out: Tensor = model.generate(ids, attention_mask=mask, generation_config=config, **options)
         return out
 
     def versions(self) -> dict[str, str]:

@@ -21,7 +21,7 @@ from treeopt.files.configurations import with_stored
 from treeopt.models.head_layouts import MEDUSA, HeadsLayout, detect, heads_of, state_of
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.hub import built_in, find_heads, here
-from treeopt.models.tensors import fingerprint, read_config, shards_of, tensor_loaders
+from treeopt.models.tensors import fingerprint, invalid, read_config, shards_of, tensor_loaders
 
 WEIGHT_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 NXDI_FILE = "medusa_heads.pt"  # in the folder of the base model
@@ -150,8 +150,10 @@ def save_heads(
         The file of the weights.
 
     Raises:
-        TreeoptError: E202 where the folder has heads, E204 where it cannot be written.
+        TreeoptError: E202 where the folder has heads, E204 where it cannot be written, E211 for heads of some tokens.
     """
+    if heads.token_map is not None:
+        raise invalid("the heads", "draft a part of the tokens, which vLLM's layout alone can say (heads convert)")
     file = check_heads_writable(make_folder(folder), overwrite=overwrite)
     place, state = file.parent, state_of(heads)
     local = Path(os.path.expanduser(base))

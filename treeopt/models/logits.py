@@ -21,6 +21,7 @@ _ID_MASK = (1 << _ID_BITS) - 1
 
 def rank_of(logits: Tensor, ids: Tensor) -> Tensor:
     """Rank of one token in each row, #(z > z*) + #(z = z*, smaller id): logits [n, V], ids int64 [n] -> int32 [n]."""
+    logits = logits.float() if logits.dtype is torch.float64 else logits  # as `top_ids`
     assert ids.shape == logits.shape[:1], f"{list(ids.shape)} ids for logits {list(logits.shape)}"
     if logits.device.type != "cpu":
         return _rank_rows(logits, ids)
@@ -48,6 +49,7 @@ def top_ids(logits: Tensor, count: int) -> Tensor:
     key without ties. On a CPU, where reading values needs no synchronisation, faster cases are tried first: mostly no
     two of the largest logits are equal, or all equal ones are among the `_SPARE` next, which are sorted.
     """
+    logits = logits.float() if logits.dtype is torch.float64 else logits  # as stock `generate` compares
     if logits.device.type == "cpu" and count + _SPARE <= logits.shape[-1]:
         top = logits.topk(count + _SPARE, dim=-1)
         if not (top.values[..., 1 : count + 1] == top.values[..., :count]).any():

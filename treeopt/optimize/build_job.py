@@ -97,7 +97,8 @@ def _fastest(calibration: Calibration, job: BuildJob, progress: Progress) -> Bud
         raise ValueError("the fastest size needs a latency profile")
     check_priced(job.profile, calibration, KINDS[0])
     step_seconds(job.profile, ONE_NODE, job.batch, job.context)  # speedups refer to one node: fail before any work
-    most = min(job.profile.largest(job.batch, job.context), MAX_NODES)
+    engine = ENGINES[job.engine].max_nodes if job.engine else None
+    most = min(job.profile.largest(job.batch, job.context), engine or MAX_NODES)
     limits = tree_limits(calibration, **{**job.cuts, **budget_of(most, path_tokens=job.profile.path_tokens)})
     sizing = Fitter(calibration, limits, progress=progress)
     return best_size(sizing, job.methods, job.profile, job.batch, job.context)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import DEFAULT_TOP_K, MAX_NODES
+from treeopt.defaults import DEFAULT_TOP_K, MAX_NODES, VALUES, WEIGHTS
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import GivenTree, as_tree
 from treeopt.optimize.grow import grow
@@ -135,7 +135,8 @@ def _places(estimate: Values, values: Mapping[Path, float]) -> dict[Path, int]:
 def _method(source: Mapping[str, Any]) -> tuple[Method, int]:
     """The method of a tree's file and its number of ranks."""
     made = source.get("method") or {}
-    if not {"values", "weights"} <= set(made):
+    values, weights, strength, top_k = (made.get(name, 0) for name in ("values", "weights", "strength", "top_k"))
+    known = values in VALUES and weights in WEIGHTS and isinstance(strength, int) and isinstance(top_k, int)
+    if not known or (values == "joint") != (strength > 0):  # edited
         return MEDUSA, DEFAULT_TOP_K
-    strength = float(made.get("strength", 0.0))
-    return Method(made["values"], made["weights"], strength), int(made.get("top_k", DEFAULT_TOP_K))
+    return Method(values, weights, float(strength)), top_k or DEFAULT_TOP_K

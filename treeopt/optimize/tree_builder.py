@@ -82,7 +82,7 @@ def tree_limits(
     limits = {"max_rank": max_rank, "max_depth": max_depth}
     check_counts(0, **{name: limit for name, limit in limits.items() if limit is not None})
     ranks = min(top_k, calibration.top_k, top_k if max_rank is None else max_rank + 1)
-    return Limits(int(nodes), int(ranks), max_depth, contiguous, path_tokens)  # files take no integers of numpy
+    return Limits(int(nodes), int(ranks), max_depth, contiguous, path_tokens and int(path_tokens))  # not of numpy
 
 
 def check_size(limits: Limits, levels: int, option: str) -> None:
@@ -111,7 +111,7 @@ def described(fitter: Fitter, tree: Tree, sums: TextSums | None, **source: Any) 
     accuracy = fitter.accuracy()
     independent = 1.0 + sum(float(np.prod([accuracy[h, rank] for h, rank in enumerate(path)])) for path in tree.paths)
     expected = Expected(rounded(independent), rounded(replayed), limits.top_k)
-    if sums is not None:
+    if sums is not None and sums.tokens_per_step <= 1.0 + tree.depth:  # the trees of other texts may be deeper
         ends = predicted_ends(calibration, sums, tree.depth)
         expected = dataclasses.replace(expected, cross_validated=rounded(sums.tokens_per_step), **ends)
     origin = source_of(calibration, **source)

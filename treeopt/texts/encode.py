@@ -132,7 +132,7 @@ def encode_prompts(
         if reason:
             skipped.append(Skipped(prompt.id, len(ids), reason))
             continue
-        cut += len(answer) > max_new_tokens
+        cut += scored and len(answer) > max_new_tokens
         texts.append(Text(prompt.id, ids, answer[:max_new_tokens], prompt))
     if not texts:
         reasons = ", ".join(sorted({s.reason for s in skipped}))

@@ -24,7 +24,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.texts.answers import cut_at_end
 from treeopt.texts.encode import check_known, encode, has_template, render_chat
-from treeopt.texts.prompts import ANSWERS, GIVEN, GivenRow, Message, as_prompt, given_rows, read_rows, row_id
+from treeopt.texts.prompts import ANSWERS, GIVEN, GivenRow, Message, as_prompt, fault_of, given_rows, read_rows, row_id
 
 Span = tuple[int, int]  # from the first token of an answer to one past its last
 
@@ -120,20 +120,20 @@ def _example(base: Base, row: Any, prompt_id: str, name: str, index: int, chat_t
     fields: dict[str, Any] = row if isinstance(row, dict) else {"text": row}
     if "ids" in fields and fields.get("model_id") == base.fingerprint:
         return _given(fields, base.vocab_size, name, index)
-    messages = fields.get("messages")
-    if isinstance(messages, list):
-        as_prompt(row, prompt_id, name, index, answers=False)  # checks the messages
+    messages = None if fault_of("messages", fields.get("messages")) else fields["messages"]
+    if messages is not None:
         if not any(message["role"] == "assistant" for message in messages):
             return _NO_ANSWER
         if has_template(base, chat_template):
             return _conversation(base, messages, name, index)
-    answered = isinstance(messages, list) or any(fields.get(one) and isinstance(fields[one], str) for one in ANSWERS)
+    answered = messages is not None or any(fields.get(one) and isinstance(fields[one], str) for one in ANSWERS)
     prompt = as_prompt(fields, prompt_id, name, index, answers=answered)
-    if not answered and prompt.text is None:
+    if not answered and (prompt.text is None or any(isinstance(fields.get(one), str) for one in ANSWERS)):
         return _NO_ANSWER
     ids, answer = encode(prompt, base.tokenizer, chat_template=chat_template, vocab=base.vocab_size)
     if answered:
-        end = list(base.eos_ids[:1])  # a given answer is whole, so its end is learned too
+        own = getattr(base.tokenizer, "eos_token_id", None)  # a given answer is whole, so its end is learned too
+        end = [own] if own in base.eos_ids else list(base.eos_ids[:1])
         return Example(_array([*ids, *answer, *end]), ((len(ids), len(ids) + len(answer) + len(end)),))
     return Example(_array(ids), ((0, len(ids)),))
 

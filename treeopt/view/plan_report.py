@@ -134,7 +134,7 @@ def path_parts(found: Explanation) -> Iterator[Part]:
         yield Fact("replay", f"{gain.first:.4f} tokens per step without it, {gain.second:.4f} with it: {gain}")
     if found.made_it != last.in_tree:
         although = "in the tree although its value is not" if last.in_tree else "not in the tree although its value is"
-        yield Fact("note", f"it is {although} enough: the tree was built from other traces, or under other limits")
+        yield Fact("note", f"it is {although} enough: the tree is of path tokens, other limits or other traces")
     columns = (
         Column("path", "path", lambda ranks: str(list(ranks))),
         Column("value", "value", ".4g"),
