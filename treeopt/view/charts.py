@@ -241,7 +241,7 @@ def curve_panels(curve: Curve) -> list[Panel]:
         f"{kind} interval, {LEVEL:.0%}": [getattr(point, kind) for point in points]
         for kind in ("prediction", "sampling")
     }
-    tokens = Series("tokens per step", sizes, [point.tokens_per_step for point in points], bands)
+    tokens = Series("cross-validated", sizes, [point.tokens_per_step for point in points], bands)
     best = [] if curve.best is None else [curve.best]
     timed = [point for point in points if point.speedup is not None and point.overhead is not None]
     panels = [Panel(AXES[curve.unit], "tokens per step", [tokens], log2=True, best=best)]
