@@ -133,6 +133,7 @@ class EngineSettings:
             why = "the engine accepts drafts at these rates in place of real ones"
             raise TreeoptError(Code.PROFILE_INVALID, what, why=why, fix=fix)
         kept = {key: value for key, value in self.settings.items() if key != _TABLE}
+        kept |= {"num_speculative_tokens": len(self.rates)} if self.engine == "vllm" else {}
         kept |= SYNTHETIC[self.engine]([round(rate, 4) for rate in self.rates])
         return dataclasses.replace(self, settings=kept)
 
@@ -462,11 +463,7 @@ def _length(
 # Acceptance rates [D], each the share of the steps that accept d drafts or more -> the settings that take them: vLLM
 # 0.33 (vllm/config/speculative.py), llama.cpp since its pull request 27711.
 SYNTHETIC: dict[str, Callable[[list[float]], dict[str, Any]]] = {
-    "vllm": lambda rates: {
-        "num_speculative_tokens": len(rates),
-        "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": rates,
-    },
+    "vllm": lambda rates: {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates},
     "llamacpp": lambda rates: {"--spec-synth-rates": ",".join(map(str, rates))},
 }
 METHOD_KEYS = {  # the settings of the method, and of the drafter's path

@@ -49,8 +49,7 @@ def _checked_existing(path: str | os.PathLike[str], target: Path) -> bool:
         what = f"{path} is a symbolic link to {target}, which does not exist"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="remove the link, or name the file itself")
     if not target.is_file():
-        what = f"{path} is a device or pipe, which cannot be written atomically"
-        raise TreeoptError(Code.FILE_UNWRITABLE, what)
+        raise TreeoptError(Code.FILE_UNWRITABLE, f"{path} is a device or pipe, which cannot be written atomically")
     return True
 
 

@@ -49,8 +49,7 @@ def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, ND
         raise TreeoptError(Code.FILE_INVALID, what) from error
     header = header_in(raw)
     if not header:
-        what = f"{path} was not written by treeopt: it has no {HEADER_KEY!r} header"
-        raise TreeoptError(Code.FILE_INVALID, what)
+        raise TreeoptError(Code.FILE_INVALID, f"{path} was not written by treeopt: it has no {HEADER_KEY!r} header")
     found = header.get("schema")
     if found != schema:
         _, use = OURS.get(str(found), ("", ""))

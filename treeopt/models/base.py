@@ -241,8 +241,7 @@ class Base:
         if hidden is None or hidden.ndim != 3:
             what = f"{self.name} ({self.model.config.model_type}) cannot verify trees"
             given = "no hidden state" if hidden is None else "several hidden states for each token, and not the one"
-            why = f"its forward gives {given} that its LM head reads"
-            raise TreeoptError(Code.NO_TREES, what, why=why)
+            raise TreeoptError(Code.NO_TREES, what, why=f"its forward gives {given} that its LM head reads")
 
     def outputs(self, ids: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
         """As `forward`, with hidden states of any shape."""

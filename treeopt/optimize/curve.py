@@ -41,6 +41,12 @@ class CurvePoint:
     speedup: float | None
     overhead_quartiles: Interval | None = None  # of the timed steps; None where they are modelled, or one repeat
 
+    @property
+    def speedup_quartiles(self) -> Interval | None:
+        """The speedups at the quartiles of the timed steps."""
+        ends, tau = self.overhead_quartiles, self.tokens_per_step
+        return None if ends is None else Interval(tau / ends.high, tau / ends.low, ends.level)
+
 
 @dataclass(frozen=True)
 class Curve:

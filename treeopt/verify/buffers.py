@@ -161,8 +161,7 @@ class Buffers:
         """
         if self.top_k > MEDUSA_TOP_K:
             what = f"the tree uses rank {self.top_k - 1}; the original layout has ranks 0 to {MEDUSA_TOP_K - 1}"
-            fix = f"treeopt build --max-rank {MEDUSA_TOP_K - 1}"
-            raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, fix=fix)
+            raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, fix=f"treeopt build --max-rank {MEDUSA_TOP_K - 1}")
         head, rank = (self.tree_indices - 1) // max(self.top_k, 1), (self.tree_indices - 1) % max(self.top_k, 1)
         indices = torch.where(self.tree_indices == ROOT, ROOT, 1 + head * MEDUSA_TOP_K + rank)
         return {
