@@ -128,7 +128,7 @@ def _load_csv(path: str | os.PathLike[str]) -> LatencyProfile:
             seconds = float(row["seconds"])
             points.append(LatencyPoint(nodes, batch, context, seconds, seconds, seconds))
         except (TypeError, ValueError, TreeoptError) as error:
-            fault = error.what if isinstance(error, TreeoptError) else "has a cell that is not a number, or no whole one"
+            fault = error.what if isinstance(error, TreeoptError) else "has a cell that is not a number, or not whole"
             raise TreeoptError(Code.FILE_INVALID, f"{path}: line {rows.line_num} {fault}") from error
     try:
         return LatencyProfile.from_points(points)
