@@ -193,6 +193,7 @@ def test_progress_and_origin(drafter: Drafter | None) -> None:
     ({"heads": None}, "heads is None: drafter="),
     ({"heads": None, "learning": Learning(ngram=False)}, "so nothing drafts"),
     ({"draft": "a model"}, "both heads and a draft model are given"),
+    ({"drafter": Drafter.untrained(8), "learning": Learning()}, "drafter and learning are both given"),
     ({"shard": Shard(0, 2), "auto_batch": AutoBatch()}, "shard and auto_batch are both given"),
     ({"max_new_tokens": 0}, "max_new_tokens"),
 ])  # fmt: skip
