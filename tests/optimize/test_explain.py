@@ -57,6 +57,8 @@ def test_method_that_was_edited_is_the_simplest(method: dict[str, str]) -> None:
     for more in ({}, {"strength": "abc"}):
         edited = dataclasses.replace(tree, source={"method": {**method, **more}})
         assert explain_path(edited, (0, 0), calibration) == plain
+    whole = dataclasses.replace(tree, source={"method": {"values": "joint", "weights": "visits", "strength": 8}})
+    assert explain_path(whole, (0, 0), calibration).last.value != plain.last.value
 
 
 def test_share_of_a_value_of_zero_is_zero() -> None:
