@@ -82,7 +82,8 @@ def test_several_dtypes() -> None:
     assert re.search(r"^fastest, plain decoding: b?float\d\d, autoregressive, [\d.]+ tokens/s$", other, re.MULTILINE)
     assert re.search(r"^fastest, recommended: b?float\d\d, .*, [\d.]+ tokens/s$", other, re.MULTILINE)
     both = {"float32", "bfloat16"}
-    assert treeopt_json(*given)["settings"].keys() == both
+    found = treeopt_json(*given)["settings"]
+    assert {name: one["made_with"]["dtype"] for name, one in found.items()} == {name: name for name in both}
     assert "--nproc takes one --dtype" in treeopt(*given, "--nproc", "2", status=2).stderr
 
 

@@ -104,6 +104,7 @@ def run(console: Console, **options: Any) -> None:
     prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
     say_prompts(console, prompts)
     found: list[Comparison] = []
+    parts: dict[str, Any] = {}
     for options["compile"], options["dtype"] in settings:
         base, loaded = load_models(console, options, with_heads=not model_alone(options))
         drafts = [load_draft_model(console, {**options, "draft": name}, base) for name in names]
@@ -114,7 +115,10 @@ def run(console: Console, **options: Any) -> None:
             return
         console.report(*comparison_report.report_of(one))
         console.warn(*(f"warning: {text}" for text in comparison_report.lossy_texts(one)))
+        origin = origin_of(base, loaded)  # of each setting: fingerprints are of weights in a dtype
+        origin["made_with"]["draft_id"] = ", ".join(draft.fingerprint for draft in drafts if draft is not None)
         found.append(one)
+        parts[one.setting] = {**comparison_report.data_of(one), **origin}
     if len(found) > 1:
         console.report(*comparison_report.fastest_settings(found))
     if options["svg"] is not None:
@@ -122,11 +126,7 @@ def run(console: Console, **options: Any) -> None:
         picture = _picture(found, base.name, options["nodes"])
         write_marked(options["svg"], picture, PICTURE, console.configuration)
         console.note(f"wrote {options['svg']}")
-    parts = {one.setting: comparison_report.data_of(one) for one in found}
-    result = parts[found[0].setting] if len(parts) == 1 else {"settings": parts}
-    origin = origin_of(base, loaded)
-    origin["made_with"]["draft_id"] = ", ".join(draft.fingerprint for draft in drafts if draft is not None)
-    console.result({**result, **origin})
+    console.result(parts[found[0].setting] if len(parts) == 1 else {"settings": parts})
 
 
 def _drafts(options: Mapping[str, Any]) -> tuple[str, ...]:
