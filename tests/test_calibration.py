@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -19,6 +20,8 @@ from refusals import refusal_of
 from treeopt.calibration import Calibration, Provenance
 from treeopt.defaults import STEP_SIZES
 from treeopt.errors import Code, TreeoptError
+from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.tree_builder import tree_limits
 from treeopt.traces import MISS, NONE, StepTraces
 
 SEQUENCES = 8  # of the calibration that the merge tests take parts of
@@ -378,6 +381,23 @@ def test_distinct_texts_are_those_with_tokens_and_a_hash_of_their_own() -> None:
     assert dataclasses.replace(whole, token_hashes=tuple("abcaba")).distinct == 3
     empty = dataclasses.replace(whole.select([0, 1]), ranks=whole.ranks[:0], offsets=np.zeros(3, np.int64))
     assert empty.distinct == 0
+
+
+def test_turns_of_a_dialogue_are_one_cluster() -> None:
+    """They depend on each other: their cluster is the first turn's, and the error that of whole dialogues."""
+    turns = random_calibration(5, sequences=12, length=30)
+    ids = tuple(f"set:{row:08}{turn}" for row in range(6) for turn in ("", ".02"))
+    turns = dataclasses.replace(turns, prompt_ids=ids, token_hashes=tuple("abcdefghijkl"))
+    assert turns.clusters == tuple("aacceeggiikk")
+    assert turns.distinct == 12
+    for head, rank in ((0, 0), (1, 2)):
+        hits, trials = ((turns.ranks[:, head] == rank), (turns.ranks[:, head] != NONE))
+        ends = turns.offsets[::2]
+        of = [hits[a:b].sum() - turns.accuracy[head, rank] * trials[a:b].sum() for a, b in itertools.pairwise(ends)]
+        expected = np.sqrt(np.square(of).sum() * 6 / 5) / trials.sum()
+        assert turns.standard_error(3)[head, rank] == pytest.approx(expected)
+    fitter = Fitter(turns, tree_limits(turns, 8))
+    assert (fitter.folds()[::2] == fitter.folds()[1::2]).all()
 
 
 def test_standard_error_of_equal_texts_is_that_of_one() -> None:

@@ -126,21 +126,28 @@ class Calibration:
 
     @functools.cached_property
     def distinct(self) -> int:
-        """The number of different texts, empty ones left out; intervals and standard errors depend on it."""
+        """The number of different texts, empty ones left out."""
         return len({self.token_hashes[s] for s in np.flatnonzero(np.diff(self.offsets))})
 
-    def standard_error(self, top_k: int) -> NDArray[np.float64]:
-        """float64 [H, top_k]: standard error of `accuracy`, clustered by text, because a text's tokens are dependent.
+    @functools.cached_property
+    def clusters(self) -> tuple[str, ...]:
+        """[S]: a hash for each text, one for those that depend on each other: equal texts, and turns of a dialogue."""
+        first: dict[str, str] = {}
+        texts = zip(self.prompt_ids, self.token_hashes, strict=True)
+        return tuple(first.setdefault(prompt.partition(".")[0], tokens) for prompt, tokens in texts)
 
-        That of a ratio estimator: sqrt(S/(S-1) * sum over texts of (hits - accuracy * trials)^2) / trials, where equal
-        texts are one and S is the number of different ones. NaN below two of them, and where there are no trials.
+    def standard_error(self, top_k: int) -> NDArray[np.float64]:
+        """float64 [H, top_k]: standard error of `accuracy`, by clusters, because their tokens are dependent.
+
+        That of a ratio estimator: sqrt(S/(S-1) * sum over clusters of (hits - accuracy * trials)^2) / trials, where S
+        is their number. NaN below two of them, and where there are no trials.
         """
         errors = np.full((self.num_heads, top_k), np.nan)
         filled = np.flatnonzero(np.diff(self.offsets))  # reduceat would add a row for an empty sequence
-        if self.distinct < 2:
+        names, text = np.unique([self.clusters[s] for s in filled], return_inverse=True)
+        if len(names) < 2:
             return errors
         starts = self.offsets[filled]
-        _, text = np.unique([self.token_hashes[s] for s in filled], return_inverse=True)
 
         def by_text(chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
             counts = np.add.reduceat(chosen.astype(np.int64), starts)
@@ -150,7 +157,7 @@ class Calibration:
             trials = by_text(self.ranks[:, h] != NONE)
             for r in range(min(top_k, self.top_k)):
                 spread = np.sum((by_text(self.ranks[:, h] == r) - self.accuracy[h, r] * trials) ** 2)
-                errors[h, r] = np.sqrt(spread * self.distinct / (self.distinct - 1)) / self.trials[h]
+                errors[h, r] = np.sqrt(spread * len(names) / (len(names) - 1)) / self.trials[h]
             errors[h, self.top_k :] = 0.0
         return errors
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -54,6 +55,18 @@ def test_every_engine_has_settings() -> None:
         assert found["to"] == engine
         assert found["tokens_per_step"] > 1
     error_of("E220", "export", "--for", "sglang", *line)
+
+
+def test_profiles_of_trees_or_another_model_are_doubted(traces: Calibration) -> None:
+    """A chain is dearer than a tree of as many nodes where a draft runs once a level."""
+    points = [LatencyPoint(n, 1, 512, 1 + n / 9, 1 + n / 9, 1 + n / 9) for n in (1, 2, 4, 8)]
+    source = {"kind": "static", "drafter_name": "model", "drafter": "d1", "model_id": "another", "dtype": "float32"}
+    save_profile(LatencyProfile.from_points(points, source), "p.yaml")
+    provenance = dataclasses.replace(traces.provenance, drafter_id="d1")
+    save_calibration(dataclasses.replace(traces, provenance=provenance), "c.safetensors", overwrite=True)
+    found = treeopt(*LINE, "--profile", "p.yaml").stderr
+    assert "chains are priced as trees of as many nodes" in found
+    assert "was made for another base model" in found
 
 
 @pytest.mark.usefixtures("traces")

@@ -254,6 +254,14 @@ def test_a_drafter_pays_for_its_own(
     assert load_profile("p.yaml").drafter == ("" if drafter is None else drafter.id)
 
 
+def test_work_on_the_host_is_not_forgotten(calibration: Calibration) -> None:
+    """An n-gram table drafts on the host; heads alone do not."""
+    line = (*LLAMA, "--nodes", "8")
+    [warning] = as_json(*line, *save(calibration, "own", NGRAM))["warnings"]
+    assert "--host-seconds counts it" in warning
+    assert "warnings" not in as_json(*line, "--num-heads", "3", *HEADS)
+
+
 def test_draft_model_without_draft_is_refused(calibration: Calibration) -> None:
     """The error names the drafter's own draft model and its levels as the remedy."""
     named = save(calibration, "model", MODEL)

@@ -85,6 +85,28 @@ def test_adapters_in_the_weights_give_their_text() -> None:
     assert TreeDecoder(model).generate(PROMPT, NEW).tokens == stock[0, len(PROMPT) :].tolist()
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
+def test_adapters_of_places_and_of_rows_are_refused() -> None:
+    """aLoRA acts from its invocation on, and `adapter_names` on rows: the text would be that of another model."""
+    lora = functools.partial(peft.LoraConfig, task_type="CAUSAL_LM", init_lora_weights=False, target_modules=["q_proj"])
+    base = tiny_base("llama", 2).model
+    base.generate(ALONE, **OPTIONS, **TREES)  # probed
+    model = tuned(base, lora())
+    model.add_adapter("other", lora())
+    names = {"adapter_names": ["default", "other"]}
+    refused("kind adapter_names", lambda: model.generate(input_ids=ALONE.repeat(2, 1), **names, **OPTIONS, **TREES))
+    model = tuned(tiny_base("llama", 2).model, lora(alora_invocation_tokens=PROMPT[-2:]))
+    refused("kind aLoRA", lambda: model.generate(input_ids=ALONE, **OPTIONS, **TREES))
+    refused("kind aLoRA", lambda: TreeDecoder(model), Code.NO_TREES)
+
+
+def test_head_without_a_weight_is_refused() -> None:
+    """torch's dynamic quantisation packs the LM head's weight."""
+    packed = tiny_base("llama", 2).model
+    packed.lm_head.weight = None
+    refused("no LM head with a weight", lambda: packed.generate(ALONE, **OPTIONS, **TREES), Code.MODEL_INVALID)
+
+
 def test_state_that_holds_tokens_is_refused() -> None:
     """Mamba 2 names its cache otherwise: stock's text with an empty one, an error with one that has read a text."""
     model = family("mamba2").model

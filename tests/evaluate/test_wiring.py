@@ -107,6 +107,9 @@ def test_few_texts_are_not_judged() -> None:
     few = [hits(name, (found, 100)) for name, found in (("as wired", 40), ("norms as 1 + w", 60))]
     assert WiringCheck(few[0], (few[1],), 0.2).verdict.startswith("not judged: 1 text with 100 positions")
     assert not WiringCheck(few[0], (few[1],), 0.2).better
+    same = [hits(name, *[(found, 6)] * 6) for name, found in (("as wired", 1), ("norms as 1 + w", 3))]
+    check = WiringCheck(same[0], (same[1],), 0.9)
+    assert (check.better, check.too_weak, check.verdict[:37]) == ([], False, "not judged: 6 texts with 36 positions")
     none = hits("as wired", *[(0, 0)] * 6)
     assert WiringCheck(none, (), 1.0).verdict.startswith("not judged: 6 texts with 0 positions")
     assert not WiringCheck(none, (), 1.0).too_weak
@@ -215,6 +218,19 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [row["name"] for row in sound["table"]]
     assert names[0] == "as wired"
     assert {"sampled answers", "in bfloat16", "LM head of the base"} <= set(names)
+
+
+def test_prompts_without_answers_and_those_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty answers are no given ones, and a prompt that does not fit is named."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"instruction": f"def f{i}(x):" + "\n  return x" * (3000 * (i == 3)), "output": ""} for i in range(6)]
+    Path("rows.json").write_text(json.dumps(rows))
+    line = ("doctor", "--heads", "pocket", "--prompts", "rows.json", "--max-new-tokens", "4")
+    result = treeopt(*line)
+    assert "skipped 1 prompt: row 3 (too long for the context" in result.stdout
+    assert "given answers" not in result.stdout
+    [skipped] = treeopt_json(*line, "--no-texts")["skipped_prompts"]
+    assert skipped["reason"] == "too long for the context"
 
 
 @pytest.mark.slow

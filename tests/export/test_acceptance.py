@@ -265,6 +265,23 @@ def test_other_acceptance_is_reported(factor: float, expected: bool) -> None:
     assert found.measured_rates is None
 
 
+def test_interval_is_that_of_as_many_steps() -> None:
+    """An engine that served a fourth of the steps has about twice the spread of one that served four times as many."""
+    calibration = random_calibration(4, sequences=100)
+    replay = replay_chain(calibration, 3)
+    histogram = np.array(replay.histogram)
+
+    def spread(times: float) -> float:
+        found = compare_acceptance(replay, calibration, MeasuredAcceptance(2.0, tuple((histogram * times).astype(int))))
+        assert found.interval is not None
+        return found.interval.high - found.interval.low
+
+    assert spread(0.0625) == pytest.approx(spread(1.0) * np.sqrt(17 / 2), rel=0.15)
+    whole = compare_acceptance(replay, calibration, MeasuredAcceptance(2.0, None)).interval
+    assert whole is not None
+    assert spread(1.0) == pytest.approx(whole.high - whole.low, rel=0.02)
+
+
 def test_interval_is_of_the_promised_figure() -> None:
     """With many short texts, whose last roots need no forward, the promise is still inside of its interval."""
     calibration = make_calibration([np.zeros((3, 2), int) + s % 2 for s in range(400)])

@@ -195,6 +195,18 @@ def test_profiles_under_different_load_are_doubted() -> None:
     assert warning.startswith("autoregressive steps take 1000.00 to 2000.00 ms")
 
 
+def test_other_prompts_and_contexts_are_doubted() -> None:
+    """Figures of other texts, and step times after other numbers of cached tokens, are no comparison of drafters."""
+    profiles = [profile_of(CHEAP, "d1", "static"), profile_of(CHEAP, "d2", "static")]
+    parts = [CALIBRATIONS["d1"], CALIBRATIONS["d2"].select(range(10))]
+    [warning] = choose_drafter(parts, profiles, WHOLE).warnings
+    assert warning.startswith("the calibrations are of different prompts")
+    longer = [dataclasses.replace(point, context=2048) for point in profiles[1].points]
+    profiles[1] = LatencyProfile.from_points(longer, profiles[1].provenance)
+    [warning] = choose_drafter(list(CALIBRATIONS.values()), profiles, WHOLE).warnings
+    assert warning.startswith("the profiles end at contexts [512, 2048]")
+
+
 def test_profile_of_a_drafter_without_calibration_is_named() -> None:
     """It is not used, and that is said."""
     profiles = [profile_of(CHEAP, "d1", "static"), profile_of(CHEAP, "d2", "static")]

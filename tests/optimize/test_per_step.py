@@ -149,6 +149,17 @@ def test_fastest_policy_against_every_size(seed: int, exact: bool) -> None:
     assert policy.expected.nodes == pytest.approx(np.mean(sizes), rel=1e-6)
 
 
+def test_size_is_fixed_in_a_batch() -> None:
+    """Rows of a batch share one size: it is the fixed one of the most tokens a second."""
+    calibration = traced(1, sequences=40, exact=True)
+    points = [LatencyPoint(n, batch, 512, s, s, s) for n, s in SECONDS.items() for batch in (1, 8)]
+    profile = LatencyProfile.from_points(points)
+    assert fastest_policy(calibration, profile).size_cost
+    found = fastest_policy(calibration, profile, batch=8)
+    fixed = {size: rate(calibration, TreePolicy(size, 3, "d1"), profile_of(SECONDS)) for size in STEP_SIZES[1:]}
+    assert (found.nodes, found.size_cost) == (max(fixed, key=fixed.__getitem__), ())
+
+
 def dinkelbach(calibration: Calibration, profile: LatencyProfile, sizes: list[int]) -> tuple[float, int]:
     """The rate that size_cost of the best round are at, and its largest size, by twelve rounds of the naive loop."""
     value, reached, best, largest = 1 / step_seconds(profile, 1), 0.0, 0.0, 2

@@ -73,7 +73,8 @@ def run(console: Console, **options: Any) -> None:
         of = timing.profile
         context = options["context"] or max(one.context for one in of.points if one.batch == options["batch"])
         how = "Modelled seconds of a step, not measured" if of.provenance.get("modelled") else "Seconds of a step"
-        note += f"\n{how}: {machine(of.provenance)}; batch {options['batch']}, {context} tokens in the cache."
+        note += f"\n{how}: {machine(of.provenance)}; batch {options['batch']}"
+        note += f", {context} tokens in the cache." if context > 1 else "."  # a CSV file may name none
     write_marked(options["output"], render_curve(curve, title, note), PICTURE, console.configuration)
     console.report(*curve_report(curve, calibration, options["kind"]))
     if options["kind"] == KINDS[0]:

@@ -77,12 +77,13 @@ def _check_drafter(context: click.Context, console: Console, options: dict[str, 
     check_inputs()
     from treeopt.evaluate.diagnosis import diagnose, findings_of_heads
     from treeopt.texts.answers import AnswerOptions
-    from treeopt.texts.prompts import load_prompts
+    from treeopt.texts.prompts import load_prompts, skipped_text
 
     part, given = {"skip": options["skip"], "limit": options["limit"] or PROMPTS}, None
     prompts = load_prompts(source, **part)
     with contextlib.suppress(TreeoptError):  # not every row has an answer; others were raised above
         given = load_prompts(source, answers=True, **part)
+        given = given if any(one.answer for one in given.prompts) else None
     base, loaded = load_models(console, options, with_heads=options["draft"] is None)
     draft = load_draft_model(console, options, base)
     say_prompts(console, prompts)
@@ -99,6 +100,7 @@ def _check_drafter(context: click.Context, console: Console, options: dict[str, 
     if found.calibration_errors:
         errors = " ".join(map(percent, found.calibration_errors))
         console.say(f"confidence head: expected calibration error {errors}, by level")
+    console.report(skipped_text(found.skipped))
     for line in (f"verdict  {found.wiring.verdict}", *(f"also     {cause}" for cause in found.causes)):
         console.say(line)
     console.result(found.as_dict())

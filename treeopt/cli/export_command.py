@@ -119,6 +119,7 @@ def _export_settings(console: Console, engine: str, output: str | None, options:
     from treeopt.export.settings import engine_settings, no_tree
     from treeopt.files.calibrations import load_calibration
     from treeopt.files.profiles import load_profile
+    from treeopt.models.origins import profile_for_others
 
     known = SETTINGS[engine]
     if options["method"] is not None and options["method"] not in known.methods:
@@ -131,6 +132,8 @@ def _export_settings(console: Console, engine: str, output: str | None, options:
     calibration = None if options["calibration"] is None else load_calibration(options["calibration"])
     measured = None if options["measured"] is None else _measured(console, options["measured"])
     profile = None if options["profile"] is None else load_profile(options["profile"])
+    if calibration is not None and profile is not None:
+        console.warn(*profile_for_others(profile, calibration))
     if output is not None:
         check_outputs(options, output)
     given = {"drafts": options["chain_length"], "nodes": options["nodes"], "method": options["method"]}

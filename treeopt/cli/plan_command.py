@@ -189,6 +189,8 @@ def _drafting(
         if heads and not drafting.heads:
             drafting = dataclasses.replace(drafting, heads=heads, head_rows=shape.lm_head.rows)
             console.note(f"drafting  LM heads of their own are assumed for {counted(heads, 'head')}")
+        if calibration.provenance.drafter_id and not given("host_seconds"):
+            console.warn("warning: what the drafter does on the host is taken as 0 seconds; --host-seconds counts it")
     elif drafting == Drafting() and max(options["nodes"]) > ONE_NODE and not given("host_seconds"):
         assumed = "tokens per step are those of Medusa heads, and drafting is taken as 0 seconds"
         console.warn(f"warning: {assumed}; --num-heads, --draft or --host-seconds counts it")

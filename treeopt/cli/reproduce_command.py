@@ -128,7 +128,7 @@ def _again(console: Console, file: Path, name: str, made: Mapping[str, Any], dev
             outputs = ["--json"]
             outputs += ["-o", str(folder / Path(str(content["output"])).name)] if content.get("output") else []
             if name == "generate":  # the prompt may have come from standard input
-                made[name].setdefault("prompt", content.get("prompt"))
+                made[name] |= {} if made[name].get("prompt", "-") != "-" else {"prompt": content.get("prompt")}
         else:
             outputs, target = _outputs(file, name, content, folder)
         options = folder / "options.yaml"

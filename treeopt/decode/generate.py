@@ -39,7 +39,7 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.policy import TreePolicy
 from treeopt.schedule import Schedule
 from treeopt.tree import Tree
-from treeopt.verify.probe import soft_prompt
+from treeopt.verify.probe import refused_adapter
 
 _FIX = "leave out custom_generate for this call"
 # Processors that depend on the scores alone, not on the text; all nodes are processed in one call.
@@ -423,8 +423,8 @@ def _check_start(model: PreTrainedModel, more: Mapping[str, Any]) -> None:
             why="a cache has no token ids, so it cannot be compared with the prompt",
             fix="leave out the cache, and give the whole text as input_ids; or leave out custom_generate",
         )
-    if kind := soft_prompt(model):
-        why = "it puts virtual tokens before the prompt, and a tree is verified on token ids alone"
+    if kind := refused_adapter(model):
+        why = "it depends on the place or the row of a token, and a tree is verified on token ids alone"
         raise _unsupported(f"the model has an adapter of peft's kind {kind}", why=why)
 
 

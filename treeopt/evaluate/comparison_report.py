@@ -116,6 +116,7 @@ def data_of(found: Comparison) -> dict[str, Any]:
         "recommended": found.recommended.method,
         "texts": len(found.texts),
         "skipped": len(found.skipped),
+        "skipped_prompts": found.skipped,
     }
 
 

@@ -32,7 +32,7 @@ from treeopt.models.variants import Draft
 from treeopt.progress import Progress, silent
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Text, encode_prompts
-from treeopt.texts.prompts import PromptSet
+from treeopt.texts.prompts import PromptSet, Skipped
 
 OWN, SAMPLED, GIVEN = "own answers", "sampled answers", "given answers"
 NO_TEMPLATE, TEMPLATE = "without the chat template", "with the chat template"
@@ -66,6 +66,7 @@ class Diagnosis:
     causes: tuple[str, ...]  # a sentence for each thing beside the wiring that lowers acceptance
     calibration_errors: tuple[float, ...]  # of a confidence head, by level
     texts: int  # number of texts
+    skipped: tuple[Skipped, ...] = ()  # prompts, and later turns, that do not fit into the context
 
     @property
     def rows(self) -> list[Row]:
@@ -89,6 +90,7 @@ class Diagnosis:
             "causes": list(self.causes),
             "calibration_errors": list(self.calibration_errors),
             "texts": self.texts,
+            "skipped_prompts": self.skipped,
         }
 
 
@@ -104,7 +106,7 @@ def diagnose(
 ) -> Diagnosis:
     """Check a drafter on the base's own answers to prompts; with `texts` on others, too, such as `given` answers."""
     encoded = encode_prompts(base, prompts, options.max_new_tokens, chat_template=options.chat_template)
-    own, _ = answer_all(base, encoded.texts, options)
+    own, turns = answer_all(base, encoded.texts, options)
     wiring = check_wiring(base, draft, own, progress)
     others = compare_texts(base, draft, own, prompts, options, given, progress) if texts else []
     causes = [one.finding for one in others if one.finding] + findings_in_files(base, draft)
@@ -113,7 +115,7 @@ def diagnose(
         if share:
             causes.append(f"{share:.1%} of the tokens ({name}) are not in the draft vocabulary")
     errors = confidence_errors(base, draft, own)
-    return Diagnosis(wiring, tuple(others), tuple(causes), tuple(errors), len(own))
+    return Diagnosis(wiring, tuple(others), tuple(causes), tuple(errors), len(own), (*encoded.skipped, *turns))
 
 
 def compare_texts(

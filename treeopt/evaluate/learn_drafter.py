@@ -208,6 +208,7 @@ def learned_parts(found: LearnedDrafter) -> Iterator[Part]:
         yield f"tokens of the answers outside the draft vocabulary, which only an n-gram table drafts: {shares}"
         yield Fact(None, dict(found.outside), key="outside_draft_vocabulary")
     yield skipped_text(found.run.skipped)
+    yield Fact(None, found.run.skipped, key="skipped_prompts")
 
 
 def _plan_parts(found: LearnedDrafter) -> Iterator[Part]:

@@ -40,6 +40,7 @@ AS_WIRED, ORDER = "as wired", "heads in another order"
 LEVELS = 4  # that are printed
 JUDGED = 2  # levels that decide: later ones have few positions, and depend on these
 LEAST_TEXTS = 5  # of fewer, errors are not known well enough
+LEAST_POSITIONS = 50  # of fewer, a sound drafter can look wrong by chance
 ERRORS, LEAST = 3.0, 0.01  # a variant fits better by more than so many standard errors, and by this share of positions
 
 # Who reads what how, by the beginning of a variant's name; docs/doctor.md has the sources.
@@ -75,6 +76,11 @@ class Hits:
         found: list[float] = (self.hits.sum(0) / np.maximum(1, self.positions.sum(0))).tolist()
         return found
 
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough texts and positions to judge by."""
+        return len(self.hits) >= LEAST_TEXTS and bool(self.positions[:, 0].sum() >= LEAST_POSITIONS)
+
     def gain(self, other: Hits) -> tuple[float, float]:
         """The hit rate of the judged levels less that of another wiring, and its standard error, clustered by text.
 
@@ -91,7 +97,7 @@ class Hits:
     def fits_better(self, other: Hits) -> bool:
         """Whether the gain is beyond chance and worth a change; see `ERRORS` and `LEAST`."""
         mean, error = self.gain(other)
-        return len(self.hits) >= LEAST_TEXTS and mean >= LEAST and mean > ERRORS * error
+        return self.enough and mean >= LEAST and mean > ERRORS * error
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +117,10 @@ class WiringCheck:
     @property
     def verdict(self) -> str:
         """In a sentence: as trained, another wiring, or not trained for this base."""
-        texts, positions = len(self.wired.hits), int(self.wired.positions[:, 0].sum())
-        if texts < LEAST_TEXTS or not positions:
+        if not self.wired.enough:
+            texts, positions = len(self.wired.hits), int(self.wired.positions[:, 0].sum())
             found = f"{counted(texts, 'text')} with {counted(positions, 'position')}"
-            return f"not judged: {found}; at least {LEAST_TEXTS} texts are needed"
+            return f"not judged: {found}; at least {LEAST_TEXTS} and {LEAST_POSITIONS} are needed"
         if self.too_weak:
             best = max(one.rates[0] for one in (self.wired, *self.variants))
             rates = f"level 1 is right {best:.1%} of the time at most, a guess by the last token {self.bigram:.1%}"
@@ -134,8 +140,7 @@ class WiringCheck:
     @property
     def too_weak(self) -> bool:
         """Whether no wiring knows more than the last token."""
-        enough = len(self.wired.hits) >= LEAST_TEXTS and self.wired.positions[:, 0].any()
-        return bool(enough) and max(one.rates[0] for one in (self.wired, *self.variants)) <= self.bigram
+        return self.wired.enough and max(one.rates[0] for one in (self.wired, *self.variants)) <= self.bigram
 
 
 @torch.inference_mode()

@@ -37,6 +37,7 @@ from treeopt.optimize.chains import (
     DynamicTree,
     MeasuredAcceptance,
     acceptance_rates,
+    chain_doubts,
     chain_tokens,
     chains_by_batch,
     choose_dynamic_tree,
@@ -307,6 +308,7 @@ def _chain(
     profile = given.profile
     if profile is None and given.drafts is None:
         return EngineSettings({}, underived={key: _NO_LENGTH})
+    notes += tuple(() if profile is None else chain_doubts(profile))
     budgets = {} if profile is None else chains_by_batch(np.array(given.chains), profile, given.drafts, allows=allows)
     if not by_batch:
         budgets = dict(sorted(budgets.items())[:1])

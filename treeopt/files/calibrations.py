@@ -11,7 +11,7 @@ from pydantic import Field
 
 from treeopt.calibration import Calibration, Provenance
 from treeopt.defaults import CALIBRATION_FILE
-from treeopt.files.read import check_there
+from treeopt.files.read import check_there, path_beside, path_from
 from treeopt.files.strict_yaml import Schema, of_json, reading
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.traces import StepTraces, TargetTraces
@@ -52,7 +52,7 @@ def content_of(
     """The arrays of a calibration and the header without its schema, for a file at that path."""
     provenance = dataclasses.asdict(calibration.provenance)
     if provenance["drafter"]:  # relative to the calibration's folder
-        provenance["drafter"] = os.path.relpath(provenance["drafter"], Path(path).parent)
+        provenance["drafter"] = path_from(Path(path).parent, provenance["drafter"])
     if not provenance["configuration"]:
         del provenance["configuration"]
     header: dict[str, Any] = {
@@ -88,8 +88,7 @@ def calibration_from(arrays: dict[str, NDArray[Any]], header: Contents, path: st
     """The calibration of arrays and a header that were read from a path; errors are those of `reading`."""
     provenance = header.provenance
     if provenance.drafter:
-        file = os.path.normpath(Path(path).parent / provenance.drafter)
-        provenance = dataclasses.replace(provenance, drafter=file)
+        provenance = dataclasses.replace(provenance, drafter=path_beside(Path(path).parent, provenance.drafter))
     return Calibration(
         ranks=arrays["ranks"],
         offsets=arrays["offsets"].astype(np.int64, casting="equiv"),

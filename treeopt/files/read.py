@@ -123,6 +123,19 @@ def stays_in(file: Path, *folders: Path) -> bool:
     return any(Path(os.path.realpath(folder)) in found.parents for folder in folders)
 
 
+def path_from(folder: str | os.PathLike[str], name: str | os.PathLike[str]) -> str:
+    """The path of a file from a folder, whose links are followed: it holds by each name of the folder."""
+    place, last = os.path.split(os.path.abspath(name))
+    return os.path.relpath(os.path.join(os.path.realpath(place), last), os.path.realpath(folder))
+
+
+def path_beside(folder: str | os.PathLike[str], name: str) -> str:
+    """The path that a file in a folder names, without `..` where that is the same file; across a link it is not."""
+    path = os.path.join(folder, name)
+    plain, real = os.path.normpath(path), os.path.realpath(path)
+    return plain if os.path.realpath(plain) == real else real
+
+
 def unreadable(path: str | os.PathLike[str], error: OSError | ValueError) -> TreeoptError:
     """E404 where a file may not be read, else E203; a ValueError is about a zero byte or a lone surrogate in a name."""
     reason = (error.strerror or str(error)) if isinstance(error, OSError) else "no file can have this name"

@@ -19,6 +19,7 @@ from treeopt.files.bundled import zoo
 from treeopt.files.choices import is_choices, parse_choices
 from treeopt.files.configurations import decimal, entries, flow_mapping, stored_lines
 from treeopt.files.outputs import TREE, write_marked
+from treeopt.files.read import path_beside, path_from
 from treeopt.files.strict_yaml import (
     OURS,
     TREE_FORMATS,
@@ -307,14 +308,14 @@ def drafter_fields(line: DrafterLine | None, path: Path, source: dict[str, Any])
     if line is None:
         return {"source": source}
     if line.file is not None:
-        source["drafter"] = os.path.normpath(path.parent / line.file)
+        source["drafter"] = path_beside(path.parent, line.file)
     return {"drafter": line.id, "source": source}
 
 
 def drafter_line(drafter: str, source: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
     """The line about a record's drafter; its file is relative to the folder that the record is written to."""
     file = source.get("drafter")
-    relative = None if file is None else os.path.relpath(file, Path(path).parent)
+    relative = None if file is None else path_from(Path(path).parent, file)
     return f"drafter: {flow_mapping({'id': drafter, 'file': relative})}"
 
 

@@ -133,6 +133,9 @@ class Base:
     def lm_head(self) -> nn.Linear:
         """The linear layer from hidden states to the vocabulary."""
         head: nn.Linear = self.model.get_output_embeddings()
+        if not isinstance(getattr(head, "weight", None), Tensor):
+            what, fix = f"{self.name} has no LM head with a weight", "leave the LM head out of quantisation"
+            raise TreeoptError(Code.MODEL_INVALID, what, fix=fix)
         return head
 
     @property

@@ -18,6 +18,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_folder, check_writable, make_folder, write_files
 from treeopt.files.bundled import POCKET
 from treeopt.files.configurations import with_stored
+from treeopt.files.read import path_beside
 from treeopt.models.head_layouts import MEDUSA, HeadsLayout, detect, heads_of, state_of
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.hub import built_in, find_heads, here
@@ -123,8 +124,7 @@ def _base_of(config: Mapping[str, Any], folder: Path) -> str | None:
     if base is not None and not isinstance(base, str):
         what = f"{folder / CONFIG_FILE} has a base_model_name_or_path of type {type(base).__name__}, not a name"
         raise TreeoptError(Code.FILE_INVALID, what, fix="set it to the name of the base model, or remove it")
-    relative = os.path.join(folder, base or "")
-    return os.path.normpath(relative) if base and os.path.isdir(relative) else base or None
+    return path_beside(folder, base) if base and os.path.isdir(os.path.join(folder, base)) else base or None
 
 
 def save_heads(

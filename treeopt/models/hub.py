@@ -51,9 +51,10 @@ def looks_local(name: str) -> bool:
 
 
 def here(name: str) -> Path | None:
-    """The path of a name, where it exists."""
-    path = os.path.expanduser(name)
-    return Path(path) if os.path.lexists(path) else None
+    """The path of a name, where it exists; a folder without a model does not hide the built-in one of its name."""
+    path = Path(os.path.expanduser(name))
+    hides = model_folder(name) is None or not path.is_dir() or (path / "config.json").exists()
+    return path if os.path.lexists(path) and hides else None
 
 
 def built_in(name: str) -> Path | None:

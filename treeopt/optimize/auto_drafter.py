@@ -107,6 +107,8 @@ def choose_drafter(
         if drafter not in {group.drafter_id for group in groups}
     ]
     warnings += profile_doubts([one.group.profiles[one.kind] for one, _ in known], job.batch, job.context)
+    if len({one.calibration.prompt_ids for one in groups}) > 1:
+        warnings.append("the calibrations are of different prompts: a part of the difference is that of their texts")
     if pays is None:
         warnings.append("no drafter is faster than autoregressive decoding on this machine")
     return DrafterChoice(plan, best, candidates, tuple(warnings))
@@ -229,8 +231,11 @@ def _limits(calibration: Calibration, job: BuildJob, size: int, *, path_tokens: 
 
 
 def profile_doubts(profiles: Sequence[LatencyProfile], batch: int, context: int | None) -> list[str]:
-    """Warnings where profiles were measured on different machines, or under different load."""
+    """Warnings where profiles were measured on different machines, under different load, or to different contexts."""
     found = []
+    ends = {max(other for at, other, _ in (point.key for point in one.points) if at == batch) for one in profiles}
+    if context is None and len(ends) > 1:
+        found.append(f"the profiles end at contexts {sorted(ends)}: their speedups cannot be compared; use --context")
     values = {name: {str(profile.provenance.get(name, "")) for profile in profiles} for name in _SETTINGS}
     differing = [f"{name} ({', '.join(sorted(seen))})" for name, seen in values.items() if len(seen) > 1]
     if differing:

@@ -181,6 +181,6 @@ def few_texts(calibration: Calibration) -> list[str]:
 
 def fitted_texts(calibration: Calibration) -> list[str]:
     """A warning where there are too few different texts for cross-validation."""
-    enough = len(set(calibration.token_hashes)) >= FOLDS
+    enough = len(set(calibration.clusters)) >= FOLDS
     few = f"warning: {texts_of(calibration)}, too few for cross-validation"
     return [] if enough else [f"{few}; tokens per step are those of the fitted texts"]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import KINDS, ONE_NODE, STEP_SIZES
+from treeopt.defaults import KINDS, ONE_NODE, STEP_SIZES, WITH_DRAFT
 from treeopt.errors import Code, TreeoptError, counted
 from treeopt.facts import Column, Fact, Part, Table
 from treeopt.latency import LatencyProfile
@@ -120,7 +120,7 @@ class AcceptanceComparison:
     """Accepted drafts of an engine beside those that replay promised."""
 
     promised: float  # tokens per step by replay: 1 + accepted drafts per step with a forward
-    interval: Interval | None  # of the promise on as many new texts; None below two different ones
+    interval: Interval | None  # of the promise on as many new texts, or steps where counted; None below two texts
     measured: float  # tokens per step of the engine
     promised_rates: tuple[float, ...]  # [D], share of steps that accept d drafts or more by replay, d = 1 .. D
     measured_rates: tuple[float, ...] | None  # [D] of the engine; None where it gives the mean alone
@@ -132,7 +132,8 @@ class AcceptanceComparison:
 
     def report(self) -> Iterator[Part]:
         """Both figures and the verdict, and the shares of steps."""
-        spread = "" if self.interval is None else f" ({self.interval:.3f} on as many new texts)"
+        of = "new texts" if self.measured_rates is None else "steps of new texts"
+        spread = "" if self.interval is None else f" ({self.interval:.3f} on as many {of})"
         verdicts = {True: "as predicted", False: "not as predicted", None: "no interval of the prediction"}
         difference = self.measured / self.promised - 1
         yield Fact("predicted", self.promised, ".4f", f"tokens per step{spread}")
@@ -194,6 +195,16 @@ def chains_by_batch(
         return {batch: budget_at(expected, profile, drafts + 1, batch) for batch in profile.batches}
     best = functools.partial(best_budget, expected, profile, allows=lambda nodes: allows(nodes - 1))
     return {batch: best(batch) for batch in profile.batches}
+
+
+def chain_doubts(profile: LatencyProfile) -> list[str]:
+    """A warning where chains are priced by trees of a drafter that runs once a level."""
+    if profile.kind != KINDS[0] or profile.provenance.get("drafter_name") not in WITH_DRAFT:
+        return []
+    return [
+        "chains are priced as trees of as many nodes, which have fewer levels, and a draft runs once a level:"
+        " they are slower than shown; treeopt profile --kind chain measures them"
+    ]
 
 
 def choose_dynamic_tree(
@@ -323,7 +334,11 @@ def compare_acceptance(replay: Replay, calibration: Calibration, measured: Measu
     steps, drafts = (
         np.diff(np.concatenate([[0], np.cumsum(column)])[replay.offsets]) for column in (replay.verified, accepted)
     )
-    interval = prediction_interval(*by_text(calibration.token_hashes, steps + drafts, steps))
+    texts = by_text(calibration.clusters, steps + drafts, steps)
+    served = None  # texts of the calibration that take as many steps as the engine did
+    if measured.histogram is not None:
+        served = max(1, round(len(texts[0]) * sum(measured.histogram) / max(steps.sum(), 1)))
+    interval = prediction_interval(*texts, count=served)
     return AcceptanceComparison(
         mean_acceptance(replay.histogram),
         interval,

@@ -162,7 +162,7 @@ def _points(
     points = []
     for nodes, sums in found:
         tau = sums.tokens_per_step
-        texts = by_text(calibration.token_hashes, *sums.columns)
+        texts = by_text(calibration.clusters, *sums.columns)
         seconds = None if timing is None else timing.seconds(nodes)
         overhead = None if seconds is None or alone is None else seconds / alone
         points.append(

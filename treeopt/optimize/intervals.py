@@ -1,8 +1,8 @@
 """Bootstrap intervals of tokens per step, for the same prompts and for new ones.
 
 The tokens of one text depend on each other, so whole texts are resampled (bootstrap over sequences). Tokens per step is
-a ratio of sums: each resample sums first, then divides. Equal texts count as one (`by_text`). There is no interval from
-fewer than two texts, or where one text has nearly all of the weight.
+a ratio of sums: each resample sums first, then divides. Equal texts count as one, and so do the turns of a dialogue
+(`Calibration.clusters`). There is no interval from fewer than two, or where one text has nearly all of the weight.
 
 The spread of resamples is that of the texts' empirical distribution, which is too small by sqrt((n-1)/n), and it is
 itself an estimate with n-1 degrees of freedom. So both ends are moved away from the estimate by the factor
@@ -48,10 +48,10 @@ class Interval:
         return f"{self.low:{spec}} to {self.high:{spec}}"
 
 
-def by_text(token_hashes: Sequence[str], tokens: NDArray[Any], *steps: NDArray[Any]) -> list[NDArray[Any]]:
-    """Sums [n] of arrays [S] over equal texts, in the order of their first occurrence, without texts of no token."""
-    number = {token_hash: i for i, token_hash in enumerate(dict.fromkeys(token_hashes))}
-    text = [number[token_hash] for token_hash in token_hashes]
+def by_text(clusters: Sequence[str], tokens: NDArray[Any], *steps: NDArray[Any]) -> list[NDArray[Any]]:
+    """Sums [n] of arrays [S] over each cluster, in the order of their first occurrence, without those of no token."""
+    number = {cluster: i for i, cluster in enumerate(dict.fromkeys(clusters))}
+    text = [number[cluster] for cluster in clusters]
     sums = []
     for each in (tokens, *steps):
         total = np.zeros(len(number), each.dtype)
@@ -65,8 +65,10 @@ def sampling_interval(tokens: Numbers, steps: Numbers) -> Interval | None:
     return None if too_few(tokens) else between(_draw(tokens, steps), tokens.sum() / steps.sum(), tokens)
 
 
-def prediction_interval(tokens: Numbers, steps: Numbers, counted: Numbers | None = None) -> Interval | None:
-    """The interval of tokens per step, counted on as many other texts.
+def prediction_interval(
+    tokens: Numbers, steps: Numbers, counted: Numbers | None = None, count: int | None = None
+) -> Interval | None:
+    """The interval of tokens per step, counted on as many other texts, or on `count`.
 
     Both samples vary, these texts and the new ones: the 90 % sampling interval holds in only three of four cases. Under
     sampling `tokens` are expected ones and `counted` [S] those of the texts: the figure on new texts is a count, which
@@ -74,7 +76,7 @@ def prediction_interval(tokens: Numbers, steps: Numbers, counted: Numbers | None
     """
     if too_few(tokens):
         return None
-    sampled, predicted = _draw(tokens, steps), _draw(tokens if counted is None else counted, steps, seed=1)
+    sampled, predicted = _draw(tokens, steps), _draw(tokens if counted is None else counted, steps, 1, count)
     centre = tokens.sum() / steps.sum()
     if counted is not None:
         centre += centre - counted.sum() / steps.sum()  # the new texts have the mean of the expected tokens
@@ -106,9 +108,9 @@ def _effective_number(tokens: Numbers) -> float:
     return float(tokens.sum() ** 2 / np.square(tokens, dtype=np.float64).sum())
 
 
-def _draw(tokens: Numbers, steps: Numbers, seed: int = 0) -> Floats:
-    """float64 [REPLICATES]: tokens per step of as many texts drawn with replacement."""
-    drawn = resamples(len(tokens), len(tokens), seed, REPLICATES)
+def _draw(tokens: Numbers, steps: Numbers, seed: int = 0, count: int | None = None) -> Floats:
+    """float64 [REPLICATES]: tokens per step of as many texts, or of `count`, drawn with replacement."""
+    drawn = resamples(len(tokens), count or len(tokens), seed, REPLICATES)
     return np.concatenate([times @ tokens / np.maximum(times @ steps, 1e-300) for times in drawn])
 
 
@@ -191,11 +193,11 @@ def replayed_gain(first: Tree, second: Tree, calibration: Calibration) -> Gain:
     """Tokens per step of both trees by replay."""
     if not calibration.positions:
         raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text")
-    return gain_of_sums(calibration.token_hashes, *(replay(tree, calibration).sums for tree in (first, second)))
+    return gain_of_sums(calibration.clusters, *(replay(tree, calibration).sums for tree in (first, second)))
 
 
-def gain_of_sums(token_hashes: Sequence[str], first: TextSums, second: TextSums) -> Gain:
-    """The gain from tokens and steps of each text by both trees, whose S texts have these hashes."""
-    one, other = (by_text(token_hashes, sums.tokens, sums.steps) for sums in (first, second))
+def gain_of_sums(clusters: Sequence[str], first: TextSums, second: TextSums) -> Gain:
+    """The gain from tokens and steps of each text by both trees, whose S texts are of these clusters."""
+    one, other = (by_text(clusters, sums.tokens, sums.steps) for sums in (first, second))
     interval = difference_interval(other[0], other[1], one[1], one[0])
     return Gain(first.tokens_per_step, second.tokens_per_step, interval, len(one[0]))

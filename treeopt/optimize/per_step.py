@@ -131,7 +131,8 @@ def fastest_policy(
 
     Drafting chooses the nodes of the largest size, of which a step verifies the likeliest. So each largest size is
     tried: a step of fewer nodes then takes its seconds with the drafting of the largest size. The result is compared
-    with each fixed size, which is returned where it is faster: estimates of the drafter may mislead the choice.
+    with each fixed size, which is returned where it is faster: estimates of the drafter may mislead the choice. In a
+    batch the size is fixed: all rows would share the largest that is best for one of them.
     """
     traced_steps(calibration, path_tokens=profile.path_tokens)
     check_priced(profile, calibration, KINDS[1])
@@ -149,7 +150,7 @@ def fastest_policy(
     unit = {"path_tokens": profile.path_tokens}
     taus = [sums_by_size(calibration, int(size), **unit).tokens_per_step for size in sizes]
     fixed = [tau / time for tau, time in zip(taus, seconds, strict=True)]
-    if max(fixed) > rate:
+    if max(fixed) > rate or batch > 1:
         return build_policy(calibration, int(sizes[np.argmax(fixed)]), **unit)
     return _described(_policy(calibration, size_cost[-1][0], size_cost, **unit), calibration)
 

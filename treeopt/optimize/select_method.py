@@ -102,7 +102,7 @@ class Fitter:
     @functools.cached_property
     def can_leave_out(self) -> bool:
         """Whether there are enough different texts for cross-validation."""
-        return len(set(self.calibration.token_hashes)) >= FOLDS
+        return len(set(self.calibration.clusters)) >= FOLDS
 
     @functools.cached_property
     def trie(self) -> PathTrie:
@@ -205,8 +205,8 @@ class Fitter:
         return self._left_out(lambda part, rows: [rows.replay(one).sums for one in part.growths(method, sizes)])
 
     def folds(self) -> NDArray[np.int64]:
-        """int64 [S]: the fold of each text, at random, equal texts in one; one fold where there are too few texts."""
-        different, which = np.unique(self.calibration.token_hashes, return_inverse=True)
+        """int64 [S]: the fold of each text, at random, a cluster in one; one fold where there are too few clusters."""
+        different, which = np.unique(self.calibration.clusters, return_inverse=True)
         parts = np.arange(len(different)) % (FOLDS if self.can_leave_out else 1)
         return np.random.default_rng(0).permutation(parts)[which]
 

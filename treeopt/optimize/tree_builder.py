@@ -120,7 +120,7 @@ def described(fitter: Fitter, tree: Tree, sums: TextSums | None, **source: Any) 
 
 def predicted_ends(calibration: Calibration, sums: TextSums, depth: int) -> dict[str, Any]:
     """The ends, `low` and `high`, of the interval of tokens per step on as many new texts; none of too few texts."""
-    interval = prediction_interval(*by_text(calibration.token_hashes, *sums.columns))
+    interval = prediction_interval(*by_text(calibration.clusters, *sums.columns))
     if interval is None:
         return {}
     return {"low": rounded(max(interval.low, 1.0)), "high": rounded(min(interval.high, 1.0 + depth))}  # a step's bounds

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import CHAIN, KINDS, MAX_NODES, NODES, NONE, ONE_NODE, PATH_TOKENS, STEP_SIZES, WITH_DRAFT
+from treeopt.defaults import CHAIN, KINDS, MAX_NODES, NODES, NONE, ONE_NODE, PATH_TOKENS, STEP_SIZES
 from treeopt.errors import Code, TreeoptError, counted
 from treeopt.facts import Column, Fact, Part, Table, for_programs, milliseconds
 from treeopt.latency import LatencyProfile, unmeasured
@@ -26,7 +26,7 @@ from treeopt.optimize.auto_drafter import profile_doubts
 from treeopt.optimize.budget import Budget, check_priced, fastest, profile_command, step_seconds
 from treeopt.optimize.build_job import BuildJob
 from treeopt.optimize.build_report import TREES, few_texts, fitted_texts, texts_of
-from treeopt.optimize.chains import MOST_DRAFTS
+from treeopt.optimize.chains import MOST_DRAFTS, chain_doubts
 from treeopt.optimize.curve import default_sizes
 from treeopt.optimize.grow import Growth
 from treeopt.optimize.intervals import Interval, by_text, difference_interval, sampling_interval
@@ -118,8 +118,8 @@ class Verdicts:
 
     def gap(self, first: Setting, second: Setting) -> Interval | None:
         """The interval of the speedup of one setting - that of another, on the same texts."""
-        hashes = self.calibration.token_hashes
-        one, other = (by_text(hashes, *each.of.sums.columns[:2]) for each in (first, second))
+        clusters = self.calibration.clusters
+        one, other = (by_text(clusters, *each.of.sums.columns[:2]) for each in (first, second))
         scaled = [sums[0] / each.budget.overhead for sums, each in ((one, first), (other, second))]
         return difference_interval(scaled[0], one[1], other[1], scaled[1])
 
@@ -227,8 +227,8 @@ class Considering:
         progress: Progress,
     ) -> None:
         self.calibration, self.job = calibration, job
-        hashes = calibration.token_hashes  # the interval of a plan's tokens per step:
-        self.sampling = functools.cache(lambda one: sampling_interval(*by_text(hashes, *one.sums.columns)[:2]))
+        texts = functools.partial(by_text, calibration.clusters)  # the interval of a plan's tokens per step:
+        self.sampling = functools.cache(lambda one: sampling_interval(*texts(*one.sums.columns)[:2]))
         self._sizes = {
             kind: {int(size) for place in places for size in profile.curve(*place)[0]}
             for kind, profile in priced.items()
@@ -335,12 +335,8 @@ def _setting(considered: Considering, one: Considered, budget: Budget, batch: in
 def _doubts(priced: Mapping[str, LatencyProfile], places: Sequence[Place]) -> Iterator[str]:
     for place in places:
         yield from profile_doubts([*priced.values()], *place)
-    chains = priced.get(CHAIN)
-    if chains is not None and chains.kind == KINDS[0] and chains.provenance.get("drafter_name") in WITH_DRAFT:
-        yield (
-            "chains are priced as trees of as many nodes, which have fewer levels, and a draft runs once a level:"
-            " they are slower than shown; treeopt profile --kind chain measures them"
-        )
+    if CHAIN in priced:
+        yield from chain_doubts(priced[CHAIN])
 
 
 _BEST, _AS_FAST = "best", "not told apart"

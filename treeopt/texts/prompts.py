@@ -135,7 +135,7 @@ def load_prompts(
 def read_rows(name: str, *, limit: int | None = None) -> tuple[str, list[Any]]:
     """The sha256 of all rows of a file, hub data set or named set, and the first rows, at least one."""
     path = Path(os.path.expanduser(name))
-    if not os.path.exists(path) and name in prompt_sets():
+    if not path.is_file() and name in prompt_sets():
         path = prompt_sets()[name]
         if path.suffix == ".yaml":
             path = _fetch_set(name, path)
@@ -192,7 +192,8 @@ def as_prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) ->
         raise _no_prompt(row, f"row {index} of {name}")
     if answers and answer is None:
         what = f"row {index} of {name} has no answer to score"
-        raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"--responses needs a text in {' or '.join(ANSWERS)}")
+        why = f"an answer is a last message, of the assistant, or a text in {' or '.join(ANSWERS)}"
+        raise TreeoptError(Code.PROMPTS_INVALID, what, why=why)
     category = fields.get("category") if isinstance(fields.get("category"), str) else None
     return Prompt(prompt_id, chat, text, answer if answers else None, category, later=turns[1:], row=index)
 

@@ -118,25 +118,33 @@ def levels_of(base: Base, rows: int) -> LevelSession | StateLevels:
 
 
 def check_ready(base: Base) -> None:
-    """Raise E502 where a forward of the model is not that of its text: in training mode, or with a soft prompt."""
+    """Raise E502 where a forward of the model is not that of its text: in training mode, or with such an adapter."""
     if base.model.training:
         what = f"{base.name} is in training mode"
         why = "dropout changes the result of every forward"
         raise TreeoptError(Code.NO_TREES, what, why=why, fix="call model.eval() first")
-    if kind := soft_prompt(base.model):
-        why = "it puts virtual tokens before every text, and a tree is verified after token ids alone"
+    if kind := refused_adapter(base.model):
+        why = "it depends on the place or the row of a token, and a tree is verified after token ids alone"
         fix = "decode with stock generate; adapters in the weights, such as LoRA, work"
         raise TreeoptError(Code.NO_TREES, f"{base.name} has an adapter of peft's kind {kind}", why=why, fix=fix)
 
 
-def soft_prompt(model: nn.Module) -> str:
-    """The kind of a peft adapter that puts virtual tokens before every text, such as PREFIX_TUNING; empty without one.
+def refused_adapter(model: nn.Module) -> str:
+    """The kind of a peft adapter that is not the same for all tokens of a forward; empty without one.
 
-    Within peft's `generate`, `prepare_inputs_for_generation` of the base is the adapter's, which adds them.
+    It puts virtual tokens before every text (PREFIX_TUNING), or acts from an invocation on (aLoRA) or on some rows.
+    Within peft's `generate`, `prepare_inputs_for_generation` of the base is the adapter's.
     """
     owner = getattr(getattr(model, "prepare_inputs_for_generation", None), "__self__", None)
     config: Any = getattr(owner, "active_peft_config", None)
-    return str(config.peft_type.value) if getattr(config, "is_prompt_learning", False) else ""
+    if getattr(config, "is_prompt_learning", False):
+        return str(config.peft_type.value)
+    parts = model.modules() if hasattr(model, "peft_config") else ()
+    given = {
+        name for part in parts for hook in part._forward_pre_hooks.values() for name in getattr(hook, "keywords", ())
+    }
+    alora = getattr(config, "alora_invocation_tokens", None) or "alora_offsets" in given
+    return "aLoRA" if alora else "adapter_names" if "adapter_names" in given else ""
 
 
 @torch.inference_mode()
