@@ -128,7 +128,9 @@ def test_measurements_are_equal_but_for_seconds() -> None:
     Path("validate.json").write_text(result.stdout)
     result = CliRunner().invoke(program, ["generate", *decode, "--json"], input="import os\n")
     Path("generate.json").write_text(result.stdout)
-    for file in ("p.yaml", "validate.json", "generate.json"):
+    result = CliRunner().invoke(program, ["generate", "-", *decode, "--json"], input="import os\n")
+    Path("dash.json").write_text(result.stdout)
+    for file in ("dash.json", "p.yaml", "validate.json", "generate.json"):
         found = reproduced(file)
         assert (file, found["verdict"]) == (file, "equal")
 

@@ -25,7 +25,9 @@ from treeopt.defaults import CALIBRATION_FILE, STEP_SIZES
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import SCHEMA, load_calibration, save_calibration
 from treeopt.files.tensors import read_arrays, write_arrays
+from treeopt.files.trees import load_tree, save_tree
 from treeopt.traces import NONE, StepTraces
+from treeopt.tree import Tree
 
 WRITER = """
 import dataclasses, sys
@@ -91,6 +93,26 @@ def test_round_trip_of_provenance(tmp_path: Path) -> None:
     calibration = dataclasses.replace(random_calibration(0), provenance=provenance)
     save_calibration(calibration, tmp_path / "file")
     check_equal(load_calibration(tmp_path / "file"), calibration)
+
+
+def test_drafter_is_found_by_each_name_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibrations and trees name their drafter relative to the folder behind a link, and are read by both names."""
+    (tmp_path / "store" / "deep").mkdir(parents=True)
+    (tmp_path / "data").symlink_to("store/deep")
+    (tmp_path / "d.safetensors").touch()
+    monkeypatch.chdir(tmp_path)
+    made = random_calibration(1)
+    provenance = dataclasses.replace(made.provenance, drafter="d.safetensors", drafter_id="d1")
+    save_calibration(dataclasses.replace(made, provenance=provenance), "data/c.safetensors")
+    save_tree(Tree(((0,),), drafter="d1", source={"drafter": "d.safetensors"}), "data/t.yaml")
+    for folder in ("data", "store/deep", "data/../deep"):
+        for found in (
+            load_calibration(f"{folder}/c.safetensors").provenance.drafter,
+            load_tree(f"{folder}/t.yaml").source["drafter"],
+        ):
+            assert os.path.samefile(found, "d.safetensors"), (folder, found)
+    monkeypatch.chdir("data")
+    assert os.path.samefile(load_tree("t.yaml").source["drafter"], tmp_path / "d.safetensors")
 
 
 def test_round_trip_of_target_probabilities(tmp_path: Path) -> None:

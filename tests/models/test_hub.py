@@ -16,6 +16,7 @@ from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models import hub
+from treeopt.texts.prompts import load_prompts
 
 
 @looped("reachable", [True, False])
@@ -37,6 +38,16 @@ def test_repository_is_downloaded_only_where_the_hub_answers(reachable: bool, mo
     )
     small = {"allow_patterns": ["*.json"], "ignore_patterns": ["*/*"]}
     assert base == ("owner/base", {**small, "local_files_only": not reachable})
+
+
+def test_folder_without_a_model_hides_no_built_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of the name `pocket`, such as for outputs; one with a model comes first."""
+    (tmp_path / "pocket").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert hub.find_base("pocket") == hub.built_in("pocket")
+    assert len(load_prompts("pocket", limit=1).prompts) == 1
+    Path("pocket/config.json").touch()
+    assert hub.find_base("pocket") == Path("pocket")
 
 
 @looped(("reachable", "why"), [(True, "no such repository"), (False, "offline mode is on")])

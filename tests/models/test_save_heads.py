@@ -125,6 +125,19 @@ def test_save_heads_where_a_file_is(tmp_path: Path) -> None:
         assert caught.value.code is Code.FILE_UNWRITABLE
 
 
+def test_base_is_found_across_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads in a folder behind a link name their base from where they are."""
+    (tmp_path / "store" / "deep").mkdir(parents=True)
+    (tmp_path / "scratch").symlink_to("store/deep")
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    save_heads(from_state(make_state(), "made"), "scratch/heads", base="model")
+    for folder in ("scratch/heads", "store/deep/heads"):
+        base = load_heads(folder).base
+        assert base is not None
+        assert os.path.samefile(os.path.normpath(base), "model"), base
+
+
 BASE_FILES = {
     "config.json": '{"model_type": "llama"}',
     "tokenizer.json": "{}",

@@ -135,7 +135,7 @@ def load_prompts(
 def read_rows(name: str, *, limit: int | None = None) -> tuple[str, list[Any]]:
     """The sha256 of all rows of a file, hub data set or named set, and the first rows, at least one."""
     path = Path(os.path.expanduser(name))
-    if not path.is_file() and name in prompt_sets():
+    if not os.path.isfile(path) and name in prompt_sets():
         path = prompt_sets()[name]
         if path.suffix == ".yaml":
             path = _fetch_set(name, path)
