@@ -124,10 +124,9 @@ def _load(
     from treeopt.calibrate.pipeline import CalibrationOptions
     from treeopt.drafting.learn import learned_from_these
     from treeopt.models.origins import drafter_for_others, models_ids
-    from treeopt.texts.prompts import load_prompts
 
     scored = options["responses"] is not None
-    prompts = load_prompts(name, skip=options["skip"], limit=options["limit"], answers=scored)
+    prompts = treeopt.load_prompts(name, skip=options["skip"], limit=options["limit"], answers=scored)
     with_heads = chosen not in (NGRAM, *WITH_DRAFT) and uses_heads(options, chosen, drafter)
     base, loaded = load_models(console, options, with_heads=with_heads)
     draft = load_draft_model(console, options, base, drafter)
@@ -174,7 +173,6 @@ def _save(
 ) -> None:
     """Write the learned drafter, if any, and the calibration, which names its drafter's file."""
     from treeopt.calibrate.results import save_shard
-    from treeopt.files.calibrations import save_calibration
 
     if run.learned is not None:
         assert drafter_file is not None
@@ -191,7 +189,7 @@ def _save(
         shard = dataclasses.replace(run.part, calibration=calibration)
         save_shard(shard, options["output"], overwrite=options["force"])
         return
-    save_calibration(calibration, options["output"], overwrite=options["force"])
+    treeopt.save_calibration(calibration, options["output"], overwrite=options["force"])
 
 
 def report_calibration(

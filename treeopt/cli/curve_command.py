@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+import treeopt
 from treeopt.cli.checks import check_belongs, check_suffix
 from treeopt.cli.console import Console, command
 from treeopt.cli.options import (
@@ -41,8 +42,6 @@ def run(console: Console, **options: Any) -> None:
     is that of the expected value, the prediction interval that of the value on as many new prompts; both are 90 %.
     Per-step trees (--kind dynamic) are not fitted to the traces.
     """
-    from treeopt.files.calibrations import load_calibration
-    from treeopt.files.profiles import load_profile
     from treeopt.models.origins import profile_for_others
     from treeopt.optimize.budget import check_priced
     from treeopt.optimize.build_report import curve_report, few_texts, fitted_texts, texts_of
@@ -52,11 +51,11 @@ def run(console: Console, **options: Any) -> None:
         raise click.UsageError("--batch-size and --context choose from a --profile")
     check_outputs(options, options["output"], kind=PICTURE)
     check_suffix(options["output"], ".svg")
-    calibration = load_calibration(options["calibration"])
+    calibration = treeopt.load_calibration(options["calibration"])
     check_temperature_of([calibration], options["temperature"])
     timing = None
     if options["profile"]:
-        timing = Timing(load_profile(options["profile"]), options["batch"], options["context"])
+        timing = Timing(treeopt.load_profile(options["profile"]), options["batch"], options["context"])
         timing.seconds(ONE_NODE)  # speedups refer to one node: fail before any work
         check_priced(timing.profile, calibration, options["kind"])
         console.warn(*profile_for_others(timing.profile, calibration))

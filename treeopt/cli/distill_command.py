@@ -58,14 +58,12 @@ def run(console: Console, **options: Any) -> None:
     check_belongs(("skip", "limit"), "--prompts", options["prompts"] is not None)
     check_outputs(options, options["output"], suffixes=(".jsonl",))
     check_inputs()
-    from treeopt.models.base import load_base
-    from treeopt.texts.prompts import load_prompts
     from treeopt.train.distill import DistillOptions, divided_distill
 
     work = open_work(options)
     prompts = _prompts(console, options)
-    exclude = load_prompts(options["exclude"]) if options["exclude"] else None
-    base = load_base(options["model"], **loading_options(options, "adapter"))
+    exclude = treeopt.load_prompts(options["exclude"]) if options["exclude"] else None
+    base = treeopt.load_base(options["model"], **loading_options(options, "adapter"))
     say_base(console, base)
     warn_no_trees(console, base, "heads trained on its answers cannot draft for it here")
     names = ("max_new_tokens", "temperature", "seed", "chat_template", "resume")
@@ -80,11 +78,10 @@ def run(console: Console, **options: Any) -> None:
 
 
 def _prompts(console: Console, options: dict[str, Any]) -> PromptSet | treeopt.SelfTalk:
-    from treeopt.texts.prompts import load_prompts
 
     if options["self_talk"] is not None:
         return treeopt.SelfTalk(options["self_talk"], options["turns"], options["opening_tokens"])
-    prompts = load_prompts(options["prompts"], skip=options["skip"], limit=options["limit"])
+    prompts = treeopt.load_prompts(options["prompts"], skip=options["skip"], limit=options["limit"])
     say_prompts(console, prompts)
     return prompts
 

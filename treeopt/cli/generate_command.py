@@ -33,7 +33,6 @@ from treeopt.facts import picked
 from treeopt.files.atomic import check_writable
 
 if TYPE_CHECKING:
-    from treeopt.decode.decoder import TreeDecoder
     from treeopt.decode.draft_metrics import Step
     from treeopt.decode.rules import Rule
     from treeopt.decode.stream import Piece
@@ -121,16 +120,15 @@ def _check_drawn(options: Mapping[str, Any], drawn: bool) -> None:
 
 def _decoder(
     console: Console, options: Mapping[str, Any], rule: Rule, chosen: ChosenPlan | None, memory: treeopt.Memory | None
-) -> tuple[TreeDecoder, dict[str, Any]]:
+) -> tuple[treeopt.TreeDecoder, dict[str, Any]]:
     """The decoder of a tree or policy, or of drawn chains, and the result's origin."""
     if chosen is None:
         return _drawn_decoder(console, options, rule)
-    from treeopt.decode.decoder import TreeDecoder
 
     used = load_for_plan(console, {**options, **named_models(options, chosen)}, chosen)
     heads = None if used.heads is None else used.heads.heads
     given: Any = {"drafter": used.drafter, "draft": used.draft, "acceptance": rule, "memory": memory}
-    decoder = TreeDecoder(used.base, heads, used.plan, **given)
+    decoder = treeopt.TreeDecoder(used.base, heads, used.plan, **given)
     decoder.memory = None  # the text is added once, after its steps were decoded again for the result
     return decoder, origin_of(used.base, used.heads, used.draft, used.plan)
 
@@ -147,24 +145,25 @@ def _memory(console: Console, name: str | None) -> treeopt.Memory | None:
     return memory
 
 
-def _drawn_decoder(console: Console, options: Mapping[str, Any], rule: Rule) -> tuple[TreeDecoder, dict[str, Any]]:
+def _drawn_decoder(
+    console: Console, options: Mapping[str, Any], rule: Rule
+) -> tuple[treeopt.TreeDecoder, dict[str, Any]]:
     """The decoder of chains that are drawn from the draft model, and the result's origin."""
-    from treeopt.decode.decoder import TreeDecoder
-    from treeopt.decode.rejection import NUM_DRAFTS, DrawnChain, Rejection
+    from treeopt.decode.rejection import NUM_DRAFTS
 
-    assert isinstance(rule, Rejection)
+    assert isinstance(rule, treeopt.Rejection)
     base, _ = load_models(console, options, with_heads=False)
     draft = load_draft_model(console, options, base)
     assert draft is not None
     try:
-        chain = DrawnChain(base, draft, rule, NUM_DRAFTS if options["nodes"] is None else options["nodes"] - 1)
+        chain = treeopt.DrawnChain(base, draft, rule, NUM_DRAFTS if options["nodes"] is None else options["nodes"] - 1)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    return TreeDecoder(base, None, chain, acceptance=rule), origin_of(base, None, draft)
+    return treeopt.TreeDecoder(base, None, chain, acceptance=rule), origin_of(base, None, draft)
 
 
 def _measured(
-    console: Console, decoder: TreeDecoder, steps: list[Step], prefill: float, seconds: float
+    console: Console, decoder: treeopt.TreeDecoder, steps: list[Step], prefill: float, seconds: float
 ) -> dict[str, Any]:
     """The figures of the text, printed to standard error; the first token is known after the prefill."""
     from treeopt.decode.draft_metrics import Decoded

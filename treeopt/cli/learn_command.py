@@ -34,7 +34,6 @@ from treeopt.cli.work_options import batch_option, batch_settings, ending_work, 
 from treeopt.defaults import DRAFTER_FILE, HEADS_NGRAM, LEARN_SIZES, MODEL, NGRAM, STEP_SIZES
 
 if TYPE_CHECKING:
-    from treeopt.evaluate.learn_drafter import LearnedDrafter
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
 
@@ -85,10 +84,9 @@ def run(console: Console, **options: Any) -> None:
         raise click.UsageError("--device-map takes one --dtype: the model is copied for each further one")
     name, batches, work = chosen_prompts(options), batch_settings(console, options), open_work(options)
     from treeopt.evaluate.learn_drafter import divided_learn
-    from treeopt.texts.prompts import load_prompts
     from treeopt.verify.probe import check_trees
 
-    prompts = load_prompts(name, skip=options["skip"], limit=options["limit"])
+    prompts = treeopt.load_prompts(name, skip=options["skip"], limit=options["limit"])
     batches |= {name: options[name] for name in ("max_new_tokens", "chat_template")}
     with_compiled = options.pop("compile")  # the model itself answers and traces as it is
     base, loaded = load_models(console, options, with_heads=drafter == HEADS_NGRAM)
@@ -111,7 +109,9 @@ def run(console: Console, **options: Any) -> None:
     _report(console, found, options["output"], base, loaded)
 
 
-def _report(console: Console, found: LearnedDrafter, output: str, base: Base, loaded: LoadedHeads | None) -> None:
+def _report(
+    console: Console, found: treeopt.LearnedDrafter, output: str, base: Base, loaded: LoadedHeads | None
+) -> None:
     from treeopt.evaluate.learn_drafter import learned_parts, learned_warnings
 
     assert found.run.learned is not None
