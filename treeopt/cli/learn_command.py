@@ -7,18 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
+from treeopt.cli import drafters
 from treeopt.cli.checks import check_inputs
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafters import (
-    LEARNED,
-    WITH_TABLE,
-    chosen_drafter,
-    draft_option,
-    learning_options,
-    load_draft_model,
-    sampled_tokens,
-)
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import (
     check_outputs,
@@ -37,7 +29,7 @@ if TYPE_CHECKING:
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
 
-_DRAFTER = f"{', '.join(LEARNED)} [default: {HEADS_NGRAM}; {MODEL} with --draft, {NGRAM} with --model alone]."
+_DRAFTER = f"{', '.join(drafters.LEARNED)} [default: {HEADS_NGRAM}; {MODEL} with --draft, {NGRAM} with --model alone]."
 _NODES = f"Size to time, repeatable [default: {' '.join(map(str, LEARN_SIZES))}]."
 
 
@@ -45,8 +37,8 @@ _NODES = f"Size to time, repeatable [default: {' '.join(map(str, LEARN_SIZES))}]
 @model_options(dtype="auto", several=True)
 @prompt_options()
 @click.option("--drafter", help=_DRAFTER)
-@draft_option(default="none")
-@learning_options
+@drafters.draft_option(default="none")
+@drafters.learning_options
 @click.option("--temperature", type=Temperature(min_open=True), default=0.7, help="Of sampling.")
 @click.option("--seed", type=SEED, default=0, help="Seed of sampling.")
 @batch_option
@@ -74,9 +66,9 @@ def run(console: Console, **options: Any) -> None:
 
     Takes about 3 minutes for the built-in model and its prompts on two CPU cores.
     """
-    drafter = chosen_drafter(options, HEADS_NGRAM)
-    if drafter not in LEARNED:
-        raise click.BadParameter(f"{drafter!r} is not {' or '.join(LEARNED)}", param_hint="--drafter")
+    drafter = drafters.chosen_drafter(options, HEADS_NGRAM)
+    if drafter not in drafters.LEARNED:
+        raise click.BadParameter(f"{drafter!r} is not {' or '.join(drafters.LEARNED)}", param_hint="--drafter")
     check_outputs(options, options["output"], suffixes=(".safetensors",))
     check_inputs()
     _, *further = dtypes_of(options)
@@ -90,11 +82,11 @@ def run(console: Console, **options: Any) -> None:
     batches |= {name: options[name] for name in ("max_new_tokens", "chat_template")}
     with_compiled = options.pop("compile")  # the model itself answers and traces as it is
     base, loaded = load_models(console, options, with_heads=drafter == HEADS_NGRAM)
-    draft = load_draft_model(console, options, base)
+    draft = drafters.load_draft_model(console, options, base)
     say_prompts(console, prompts)
     check_trees(base)
     fields = {name: options[name] for name in ("temperature", "seed", "levels")}
-    learning = treeopt.Learning(sampled_tokens(options), ngram=drafter in WITH_TABLE, **fields)
+    learning = treeopt.Learning(drafters.sampled_tokens(options), ngram=drafter in drafters.WITH_TABLE, **fields)
     console.note(learning.announcement(prompts, options["max_new_tokens"]))
     with ending_work(console, work):
         with console.progress("learn") as progress:
