@@ -345,5 +345,4 @@ def build_for(calibration: Calibration, job: BuildJob, *, progress: Progress = s
     one, other = free.fit.sums, built.fit.sums
     if one is None or other is None:
         return Constrained(built, replayed_gain(free.tree, built.tree, built.fitted), False, tuple(findings))
-    gain = gain_of_sums(built.fitted.token_hashes, one, other)
-    return Constrained(built, gain, True, tuple(findings))
+    return Constrained(built, gain_of_sums(built.fitted.token_hashes, one, other), True, tuple(findings))
