@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import treeopt
+from treeopt.cli import options as shared
 from treeopt.cli.checks import check_belongs, check_suffix, given
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.numbers import AUTO, COUNT, NOT_NEGATIVE, NumberOrAuto, numbers_option
-from treeopt.cli.options import (
-    calibrations_option,
-    check_outputs,
-    check_temperature_of,
-    force_option,
-    max_rank_option,
-    ranks_of,
-    temperature_option,
-)
 from treeopt.defaults import (
     DEFAULT_TOP_K,
     DEFAULT_VALUES,
@@ -37,8 +30,6 @@ from treeopt.files.outputs import TREE
 from treeopt.progress import late
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from treeopt.optimize.build_job import BuildJob
 
 _STATIC = ("values", "weights", "max_rank", "max_depth")
@@ -54,7 +45,9 @@ _ENGINE_HELP = "Keep to the rules of an engine (treeopt show --for)."
 
 
 @command("build")
-@calibrations_option("Traces, from `treeopt calibrate`; several of one drafter are joined as by `treeopt merge`.")
+@shared.calibrations_option(
+    "Traces, from `treeopt calibrate`; several of one drafter are joined as by `treeopt merge`."
+)
 @click.option("--drafter", type=click.Choice([AUTO]), help="auto: the fastest drafter, kind and size of all.")
 @click.option("--nodes", type=NumberOrAuto(COUNT), default=64, help=_NODES_HELP)
 @click.option("--path-tokens", type=click.IntRange(min=2), help=_PATH_TOKENS_HELP)
@@ -64,11 +57,11 @@ _ENGINE_HELP = "Keep to the rules of an engine (treeopt show --for)."
 @numbers_option("--context", help="Context of the profile [default: its longest]; several: a schedule of plans.")
 @click.option("--values", type=click.Choice(VALUES), default=DEFAULT_VALUES, help=_ESTIMATE_HELP.format("weights"))
 @click.option("--weights", type=click.Choice(WEIGHTS), default=DEFAULT_WEIGHTS, help=_ESTIMATE_HELP.format("values"))
-@max_rank_option
+@shared.max_rank_option
 @click.option("--for", "engine", type=click.Choice(list(ENGINES)), help=_ENGINE_HELP)
 @click.option("--max-depth", type=NOT_NEGATIVE, help="Longest path [default: the number of levels].")
-@temperature_option
-@force_option
+@shared.temperature_option
+@shared.force_option
 @click.option("-o", "--output", default="tree.yaml", help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Build the tree with the most tokens per step for a number of nodes.
@@ -91,7 +84,7 @@ def run(console: Console, **options: Any) -> None:
     tokens per second by the profiles are chosen, the time of drafting included. --kind and --nodes, where given, limit
     the choice.
     """
-    check_outputs(options, options["output"], kind=TREE)
+    shared.check_outputs(options, options["output"], kind=TREE)
     check_suffix(options["output"], ".yaml", ".yml")
     if options["drafter"] != AUTO and options["nodes"] == AUTO and (_several(options) or len(options["profile"]) > 1):
         _run_verdict(console, options)
@@ -154,8 +147,8 @@ def _kinds(options: dict[str, Any]) -> tuple[str, ...]:
 def _longest(profiles: Sequence[treeopt.LatencyProfile], batches: Sequence[int]) -> list[int] | None:
     """The longest context that all profiles have with each of the batches; None where there is none."""
     common = [{point.context for point in one.points if point.batch == batch} for one in profiles for batch in batches]
-    shared = set.intersection(*common) if common else set()
-    return [max(shared)] if shared else None
+    of_all = set.intersection(*common) if common else set()
+    return [max(of_all)] if of_all else None
 
 
 def _run_static(console: Console, options: dict[str, Any]) -> None:
@@ -187,7 +180,7 @@ def _end(console: Console, output: str) -> None:
 def _calibration(options: dict[str, Any]) -> treeopt.Calibration:
     """The given calibration, or all of them as one."""
     calibrations = [treeopt.load_calibration(file) for file in options["calibrations"]]
-    check_temperature_of(calibrations, options["temperature"])
+    shared.check_temperature_of(calibrations, options["temperature"])
     return calibrations[0].merge(*calibrations[1:])
 
 
@@ -220,7 +213,7 @@ def _limits(options: dict[str, Any]) -> dict[str, Any]:
     """What the jobs of one drafter and of several share."""
     named = {name: options[name] for name in (*_STATIC, "batch", "context")}
     exactly = given("values") and given("weights")
-    return {**named, "exactly": exactly, "top_k": max(DEFAULT_TOP_K, ranks_of(options))}
+    return {**named, "exactly": exactly, "top_k": max(DEFAULT_TOP_K, shared.ranks_of(options))}
 
 
 def _run_dynamic(console: Console, options: dict[str, Any]) -> None:
@@ -268,7 +261,7 @@ def _run_auto(console: Console, options: dict[str, Any]) -> None:
     kinds = _kinds(options)
     sized = given("nodes") and isinstance(options["nodes"], int)
     calibrations = [treeopt.load_calibration(file) for file in options["calibrations"]]
-    check_temperature_of(calibrations, options["temperature"])
+    shared.check_temperature_of(calibrations, options["temperature"])
     profiles = [treeopt.load_profile(file) for file in options["profile"]]
     context = options["context"] or next(iter(_longest(profiles, [options["batch"]]) or ()), None)
     job = BuildJob(nodes=options["nodes"] if sized else None, **_limits({**options, "context": context}))

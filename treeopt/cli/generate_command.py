@@ -11,21 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
+from treeopt.cli import options as shared
 from treeopt.cli.checks import check_belongs, check_inputs, option_of, origin_of
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import ChosenPlan, chosen_plan, load_draft_model, load_for_plan, named_models, plan_options
-from treeopt.cli.options import (
-    GREEDY,
-    REJECTION,
-    SAMPLE,
-    TYPICAL,
-    acceptance_options,
-    acceptance_rule,
-    compile_option,
-    load_models,
-    model_options,
-    text_options,
-)
 from treeopt.cli.terminal import colored, printable
 from treeopt.defaults import MAX_DEPTH
 from treeopt.errors import Code, TreeoptError
@@ -40,18 +29,18 @@ if TYPE_CHECKING:
 # Of alternating steps. Foreground and background are both set, so that they are readable on any terminal.
 _SHADES = ("black on bright_cyan", "black on bright_yellow")
 _STDIN = "-"
-_RULES = (GREEDY, SAMPLE, TYPICAL, REJECTION)
+_RULES = (shared.GREEDY, shared.SAMPLE, shared.TYPICAL, shared.REJECTION)
 _NODES = "For rejection: the root and the chain [default: 5]."
 
 
 @command("generate")
 @click.argument("prompt", required=False)
-@model_options(dtype="auto")
-@text_options()
+@shared.model_options(dtype="auto")
+@shared.text_options()
 @plan_options
 @click.option("--memory", "memory_file", help="File of earlier texts; this one is added. A missing file is made.")
-@compile_option
-@acceptance_options(rules=_RULES, what="rejection: speculative sampling, of a chain that is drawn from --draft.")
+@shared.compile_option
+@shared.acceptance_options(rules=_RULES, what="rejection: speculative sampling, of a chain that is drawn from --draft.")
 @click.option("--nodes", type=click.IntRange(2, MAX_DEPTH + 1), help=_NODES)
 def run(console: Console, prompt: str | None, **options: Any) -> None:
     """Continue PROMPT with a tree; `-`, or no PROMPT and a pipe, reads it from standard input.
@@ -66,12 +55,12 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     With --compile the text is decoded twice, and only the second run is shown and timed.
     """
     text = _prompt(prompt)
-    drawn = options["acceptance"] == REJECTION
+    drawn = options["acceptance"] == shared.REJECTION
     _check_drawn(options, drawn)
     check_inputs()
     memory = _memory(console, options["memory_file"])
     chosen = None if drawn else chosen_plan(options)
-    rule = acceptance_rule(options, rules=_RULES)
+    rule = shared.acceptance_rule(options, rules=_RULES)
     from treeopt.decode.stream import decoded_steps, stream_text, whole_text
     from treeopt.models.base import now
     from treeopt.texts.encode import encode
@@ -110,12 +99,14 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
 
 def _check_drawn(options: Mapping[str, Any], drawn: bool) -> None:
     """Check the options that belong to drafts that are drawn, or do not."""
-    check_belongs(("nodes",), f"--acceptance {REJECTION}", drawn)
+    check_belongs(("nodes",), f"--acceptance {shared.REJECTION}", drawn)
     if drawn and options["draft"] is None:
-        raise click.UsageError(f"--acceptance {REJECTION} needs --draft, a smaller model with the same tokenizer")
+        raise click.UsageError(
+            f"--acceptance {shared.REJECTION} needs --draft, a smaller model with the same tokenizer"
+        )
     others = [option_of(name) for name in ("tree", "drafter", "heads", "memory_file") if options[name] is not None]
     if drawn and others:
-        raise click.UsageError(f"--acceptance {REJECTION} draws its drafts from --draft: leave out {others[0]}")
+        raise click.UsageError(f"--acceptance {shared.REJECTION} draws its drafts from --draft: leave out {others[0]}")
 
 
 def _decoder(
@@ -152,7 +143,7 @@ def _drawn_decoder(
     from treeopt.decode.rejection import NUM_DRAFTS
 
     assert isinstance(rule, treeopt.Rejection)
-    base, _ = load_models(console, options, with_heads=False)
+    base, _ = shared.load_models(console, options, with_heads=False)
     draft = load_draft_model(console, options, base)
     assert draft is not None
     try:

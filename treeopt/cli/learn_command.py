@@ -8,20 +8,11 @@ import click
 
 import treeopt
 from treeopt.cli import drafters
+from treeopt.cli import options as shared
 from treeopt.cli.checks import check_inputs
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.numbers import SEED, Temperature
-from treeopt.cli.options import (
-    check_outputs,
-    chosen_prompts,
-    compile_option,
-    dtypes_of,
-    load_models,
-    model_options,
-    prompt_options,
-    say_prompts,
-)
 from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_work, work_options
 from treeopt.defaults import DRAFTER_FILE, HEADS_NGRAM, LEARN_SIZES, MODEL, NGRAM, STEP_SIZES
 
@@ -34,8 +25,8 @@ _NODES = f"Size to time, repeatable [default: {' '.join(map(str, LEARN_SIZES))}]
 
 
 @command("learn")
-@model_options(dtype="auto", several=True)
-@prompt_options()
+@shared.model_options(dtype="auto", several=True)
+@shared.prompt_options()
 @click.option("--drafter", help=_DRAFTER)
 @drafters.draft_option(default="none")
 @drafters.learning_options
@@ -43,7 +34,7 @@ _NODES = f"Size to time, repeatable [default: {' '.join(map(str, LEARN_SIZES))}]
 @click.option("--seed", type=SEED, default=0, help="Seed of sampling.")
 @batch_option
 @click.option("--nodes", type=click.IntRange(2, STEP_SIZES[-1]), multiple=True, help=_NODES)
-@compile_option
+@shared.compile_option
 @work_options
 @click.option("-o", "--output", default=DRAFTER_FILE, help="File to write.")
 def run(console: Console, **options: Any) -> None:
@@ -69,21 +60,21 @@ def run(console: Console, **options: Any) -> None:
     drafter = drafters.chosen_drafter(options, HEADS_NGRAM)
     if drafter not in drafters.LEARNED:
         raise click.BadParameter(f"{drafter!r} is not {' or '.join(drafters.LEARNED)}", param_hint="--drafter")
-    check_outputs(options, options["output"], suffixes=(".safetensors",))
+    shared.check_outputs(options, options["output"], suffixes=(".safetensors",))
     check_inputs()
-    _, *further = dtypes_of(options)
+    _, *further = shared.dtypes_of(options)
     if further and options["device_map"] is not None:
         raise click.UsageError("--device-map takes one --dtype: the model is copied for each further one")
-    name, batches, work = chosen_prompts(options), batch_settings(console, options), open_work(options)
+    name, batches, work = shared.chosen_prompts(options), batch_settings(console, options), open_work(options)
     from treeopt.evaluate.learn_drafter import divided_learn
     from treeopt.verify.probe import check_trees
 
     prompts = treeopt.load_prompts(name, skip=options["skip"], limit=options["limit"])
     batches |= {name: options[name] for name in ("max_new_tokens", "chat_template")}
     with_compiled = options.pop("compile")  # the model itself answers and traces as it is
-    base, loaded = load_models(console, options, with_heads=drafter == HEADS_NGRAM)
+    base, loaded = shared.load_models(console, options, with_heads=drafter == HEADS_NGRAM)
     draft = drafters.load_draft_model(console, options, base)
-    say_prompts(console, prompts)
+    shared.say_prompts(console, prompts)
     check_trees(base)
     fields = {name: options[name] for name in ("temperature", "seed", "levels")}
     learning = treeopt.Learning(drafters.sampled_tokens(options), ngram=drafter in drafters.WITH_TABLE, **fields)
