@@ -14,6 +14,7 @@ from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.numbers import AUTO, COUNT, NOT_NEGATIVE, NumberOrAuto, numbers_option
 from treeopt.defaults import (
+    CALIBRATION_FILE,
     DEFAULT_TOP_K,
     DEFAULT_VALUES,
     DEFAULT_WEIGHTS,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from treeopt.optimize.build_job import BuildJob
 
 _STATIC = ("values", "weights", "max_rank", "max_depth")
+_TRACES_HELP = "Traces, from `treeopt calibrate`; several of one drafter are joined as by `treeopt merge`."
 _NODES_HELP = f"Budget, root counted, at most {MAX_NODES:,} ({STEP_SIZES[-1]} for dynamic); auto: the fastest size."
 _ESTIMATE_HELP = "Of the estimate of node values; without --{}, the Medusa tree is a candidate as well."
 _PATH_TOKENS_HELP = "Budget of leaves x (depth + 1) in place of --nodes, for models that verify paths as a batch."
@@ -45,9 +47,7 @@ _ENGINE_HELP = "Keep to the rules of an engine (treeopt show --for)."
 
 
 @command("build")
-@shared.calibrations_option(
-    "Traces, from `treeopt calibrate`; several of one drafter are joined as by `treeopt merge`."
-)
+@click.option("--calibration", "calibrations", multiple=True, default=[CALIBRATION_FILE], help=_TRACES_HELP)
 @click.option("--drafter", type=click.Choice([AUTO]), help="auto: the fastest drafter, kind and size of all.")
 @click.option("--nodes", type=NumberOrAuto(COUNT), default=64, help=_NODES_HELP)
 @click.option("--path-tokens", type=click.IntRange(min=2), help=_PATH_TOKENS_HELP)

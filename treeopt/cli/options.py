@@ -202,13 +202,6 @@ def ranks_of(options: Mapping[str, Any]) -> int:
 
 
 calibration_option = click.option("--calibration", default=CALIBRATION_FILE, help="Traces, from `treeopt calibrate`.")
-
-
-def calibrations_option(text: str) -> Option:
-    """`--calibration` of commands that take several; `text` is its help."""
-    return click.option("--calibration", "calibrations", multiple=True, default=[CALIBRATION_FILE], help=text)
-
-
 _ANOTHER = "Refuse traces of texts at another temperature; 0 is greedy [default: that of the traces]."
 temperature_option = click.option("--temperature", type=Temperature(), help=_ANOTHER)
 

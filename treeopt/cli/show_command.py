@@ -5,7 +5,7 @@ engines that it breaks, or the options that a file was made with.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,10 +16,6 @@ from treeopt.cli.drafters import warn_edited
 from treeopt.engines import ENGINES
 from treeopt.errors import EXIT_INPUT, counted
 from treeopt.facts import picked
-
-if TYPE_CHECKING:
-    from treeopt.tree import Path
-
 
 _ALL = "all"  # engines
 _RANKS = re.compile(r"\[?\(?\s*(\d{1,9}(?:\s*,\s*\d{1,9})*)?\s*,?\s*\)?\]?")
@@ -163,7 +159,7 @@ def _show_path(console: Console, name: str, path: str, calibration: str | None) 
     console.result({**more, **picked(found, "made_it", "method", "prefixes")})
 
 
-def _ranks(text: str) -> Path:
+def _ranks(text: str) -> tuple[int, ...]:
     """The ranks of a path, as on the command line: `0,2`, `[0, 2]` or `(0, 2)`."""
     found = _RANKS.fullmatch(text.strip())
     if found is None:
