@@ -82,8 +82,7 @@ def run(console: Console, **options: Any) -> None:
     with ending_work(console, work):
         with console.progress("learn") as progress:
             batches |= {"draft": draft, "work": work, "dtypes": further, "compile": with_compiled}
-            sizes = options["nodes"] or LEARN_SIZES
-            found = divided_learn(base, loaded, prompts, learning, sizes, progress, batches)
+            found = divided_learn(base, loaded, prompts, learning, options["nodes"] or LEARN_SIZES, progress, batches)
         if found is None:
             return
         made = with_configuration(found.drafter, console.configuration)

@@ -51,5 +51,4 @@ def run(console: Console, **options: Any) -> None:
     write_marked(options["output"], render_report(data), REPORT, without_folders(console.configuration))
     written = Path(options["output"]).stat().st_size
     console.say(f"wrote {options['output']}: {written:,} bytes")
-    sections = [name for name in PARTS if name in data]
-    console.result({"output": options["output"], "bytes": written, "inputs": sections})
+    console.result({"output": options["output"], "bytes": written, "inputs": [name for name in PARTS if name in data]})

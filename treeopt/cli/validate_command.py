@@ -88,8 +88,7 @@ def run(console: Console, **options: Any) -> None:
             console.note(tolerated)
     parts, data = rule_report(found)
     console.report(*parts)
-    origin = origin_of(base, used.heads, used.draft, plan)
-    console.result({**measured_data(found, encoded.skipped), **origin, **data})
+    console.result({**measured_data(found, encoded.skipped), **origin_of(base, used.heads, used.draft, plan), **data})
     found.check(base.tokenizer)
     found.check_minima(options["min_tokens_per_step"], options["min_speedup"])
 
