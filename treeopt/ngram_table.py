@@ -73,8 +73,7 @@ class NgramTable:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """All arrays by name."""
-        names = ("keys", "tokens", "ratios", "backoff", "unigram")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("keys", "tokens", "ratios", "backoff", "unigram")}
 
     @property
     def vocab_size(self) -> int:

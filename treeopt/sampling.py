@@ -19,8 +19,7 @@ def check_temperature(temperature: float) -> None:
     """Raise ValueError unless the temperature is 0, or finite and at least `LEAST_TEMPERATURE`."""
     number = isinstance(temperature, Real) and not isinstance(temperature, bool)
     if not number or (temperature != 0 and not LEAST_TEMPERATURE <= temperature < math.inf):
-        what = f"temperature {temperature!r}: a temperature is 0, or finite and at least {LEAST_TEMPERATURE}"
-        raise ValueError(what)
+        raise ValueError(f"temperature {temperature!r}: a temperature is 0, or finite and at least {LEAST_TEMPERATURE}")
 
 
 def sample_seed(seed: int, number: int) -> int:

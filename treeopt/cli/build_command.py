@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+import treeopt
+from treeopt.cli import options as shared
 from treeopt.cli.checks import check_belongs, check_suffix, given
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.numbers import AUTO, COUNT, NOT_NEGATIVE, NumberOrAuto, numbers_option
-from treeopt.cli.options import (
-    calibrations_option,
-    check_outputs,
-    check_temperature_of,
-    force_option,
-    max_rank_option,
-    ranks_of,
-    temperature_option,
-)
 from treeopt.defaults import (
+    CALIBRATION_FILE,
     DEFAULT_TOP_K,
     DEFAULT_VALUES,
     DEFAULT_WEIGHTS,
@@ -36,14 +31,10 @@ from treeopt.files.outputs import TREE
 from treeopt.progress import late
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from treeopt.calibration import Calibration
-    from treeopt.latency import LatencyProfile
     from treeopt.optimize.build_job import BuildJob
-    from treeopt.policy import TreePolicy
 
 _STATIC = ("values", "weights", "max_rank", "max_depth")
+_TRACES_HELP = "Traces, from `treeopt calibrate`; several of one drafter are joined as by `treeopt merge`."
 _NODES_HELP = f"Budget, root counted, at most {MAX_NODES:,} ({STEP_SIZES[-1]} for dynamic); auto: the fastest size."
 _ESTIMATE_HELP = "Of the estimate of node values; without --{}, the Medusa tree is a candidate as well."
 _PATH_TOKENS_HELP = "Budget of leaves x (depth + 1) in place of --nodes, for models that verify paths as a batch."
@@ -56,7 +47,7 @@ _ENGINE_HELP = "Keep to the rules of an engine (treeopt show --for)."
 
 
 @command("build")
-@calibrations_option("Traces, from `treeopt calibrate`; several of one drafter are joined as by `treeopt merge`.")
+@click.option("--calibration", "calibrations", multiple=True, default=[CALIBRATION_FILE], help=_TRACES_HELP)
 @click.option("--drafter", type=click.Choice([AUTO]), help="auto: the fastest drafter, kind and size of all.")
 @click.option("--nodes", type=NumberOrAuto(COUNT), default=64, help=_NODES_HELP)
 @click.option("--path-tokens", type=click.IntRange(min=2), help=_PATH_TOKENS_HELP)
@@ -66,11 +57,11 @@ _ENGINE_HELP = "Keep to the rules of an engine (treeopt show --for)."
 @numbers_option("--context", help="Context of the profile [default: its longest]; several: a schedule of plans.")
 @click.option("--values", type=click.Choice(VALUES), default=DEFAULT_VALUES, help=_ESTIMATE_HELP.format("weights"))
 @click.option("--weights", type=click.Choice(WEIGHTS), default=DEFAULT_WEIGHTS, help=_ESTIMATE_HELP.format("values"))
-@max_rank_option
+@shared.max_rank_option
 @click.option("--for", "engine", type=click.Choice(list(ENGINES)), help=_ENGINE_HELP)
 @click.option("--max-depth", type=NOT_NEGATIVE, help="Longest path [default: the number of levels].")
-@temperature_option
-@force_option
+@shared.temperature_option
+@shared.force_option
 @click.option("-o", "--output", default="tree.yaml", help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Build the tree with the most tokens per step for a number of nodes.
@@ -93,7 +84,7 @@ def run(console: Console, **options: Any) -> None:
     tokens per second by the profiles are chosen, the time of drafting included. --kind and --nodes, where given, limit
     the choice.
     """
-    check_outputs(options, options["output"], kind=TREE)
+    shared.check_outputs(options, options["output"], kind=TREE)
     check_suffix(options["output"], ".yaml", ".yml")
     if options["drafter"] != AUTO and options["nodes"] == AUTO and (_several(options) or len(options["profile"]) > 1):
         _run_verdict(console, options)
@@ -119,26 +110,24 @@ def _several(options: dict[str, Any]) -> bool:
 
 def _run_verdict(console: Console, options: dict[str, Any]) -> None:
     """The best plan of each batch and context, as a schedule where there are several."""
-    from treeopt.files.profiles import load_profile
-    from treeopt.files.schedules import save_schedule
     from treeopt.files.trees import save_plan
     from treeopt.models.origins import profile_for_others
     from treeopt.optimize.build_job import BuildJob
-    from treeopt.optimize.verdict import verdict_report, verdict_warnings, verdicts_of
+    from treeopt.optimize.verdict import verdict_report, verdict_warnings
 
     check_belongs(("engine", "path_tokens"), "a build of one tree", holds=False)
     if not 1 <= len(options["profile"]) <= len(PROFILE_KINDS):
         raise click.UsageError("--nodes auto takes one --profile for each kind; more belong to --drafter auto")
     kinds = _kinds(options)
     calibration = _calibration(options)
-    profiles = [load_profile(file) for file in options["profile"]]
+    profiles = [treeopt.load_profile(file) for file in options["profile"]]
     places = {"batches": options["batch"], "contexts": options["context"] or _longest(profiles, options["batch"])}
     job = BuildJob(nodes=None, **_limits({**options, **places, "batch": 1, "context": None}))
     with console.progress("build") as progress:
-        found = verdicts_of(calibration, profiles, **places, kinds=kinds, job=job, progress=late(progress))
+        found = treeopt.verdicts_of(calibration, profiles, **places, kinds=kinds, job=job, progress=late(progress))
         schedule = found.schedule
     if _several(options):
-        save_schedule(with_configuration(schedule, console.configuration), options["output"])
+        treeopt.save_schedule(with_configuration(schedule, console.configuration), options["output"])
     else:
         save_plan(with_configuration(schedule.cells[0].plan, console.configuration), options["output"])
     console.report(*verdict_report(found))
@@ -155,17 +144,16 @@ def _kinds(options: dict[str, Any]) -> tuple[str, ...]:
     return kinds
 
 
-def _longest(profiles: Sequence[LatencyProfile], batches: Sequence[int]) -> list[int] | None:
+def _longest(profiles: Sequence[treeopt.LatencyProfile], batches: Sequence[int]) -> list[int] | None:
     """The longest context that all profiles have with each of the batches; None where there is none."""
     common = [{point.context for point in one.points if point.batch == batch} for one in profiles for batch in batches]
-    shared = set.intersection(*common) if common else set()
-    return [max(shared)] if shared else None
+    of_all = set.intersection(*common) if common else set()
+    return [max(of_all)] if of_all else None
 
 
 def _run_static(console: Console, options: dict[str, Any]) -> None:
     """One tree for all steps."""
     from treeopt.export.lint import build_for, engines_report
-    from treeopt.files.trees import save_tree
     from treeopt.models.origins import profile_for_others
     from treeopt.optimize.build_job import run_job
     from treeopt.optimize.build_report import tree_report, tree_warnings
@@ -176,7 +164,7 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     with console.progress("build") as progress:
         constrained = build_for(calibration, job, progress=late(progress)) if job.constrained else None
         built = constrained.built if constrained else run_job(calibration, job, progress=late(progress))
-    save_tree(with_configuration(built.tree, console.configuration), options["output"])
+    treeopt.save_tree(with_configuration(built.tree, console.configuration), options["output"])
     limits = constrained.report(job.engine) if constrained else engines_report(built.tree)
     console.report(*tree_report(built), *limits)
     findings = constrained.findings if constrained else ()
@@ -189,12 +177,10 @@ def _end(console: Console, output: str) -> None:
     console.result({"output": output})
 
 
-def _calibration(options: dict[str, Any]) -> Calibration:
+def _calibration(options: dict[str, Any]) -> treeopt.Calibration:
     """The given calibration, or all of them as one."""
-    from treeopt.files.calibrations import load_calibration
-
-    calibrations = [load_calibration(file) for file in options["calibrations"]]
-    check_temperature_of(calibrations, options["temperature"])
+    calibrations = [treeopt.load_calibration(file) for file in options["calibrations"]]
+    shared.check_temperature_of(calibrations, options["temperature"])
     return calibrations[0].merge(*calibrations[1:])
 
 
@@ -211,14 +197,13 @@ def _check_profile(options: dict[str, Any]) -> None:
 
 def _job(options: dict[str, Any]) -> BuildJob:
     """The job of the options."""
-    from treeopt.files.profiles import load_profile
     from treeopt.optimize.build_job import BuildJob
 
     auto = options["nodes"] == AUTO
     return BuildJob(
         nodes=None if auto or options["path_tokens"] else options["nodes"],
         path_tokens=options["path_tokens"],
-        profile=load_profile(options["profile"][0]) if auto else None,
+        profile=treeopt.load_profile(options["profile"][0]) if auto else None,
         engine=options["engine"] or "",
         **_limits(options),
     )
@@ -228,36 +213,36 @@ def _limits(options: dict[str, Any]) -> dict[str, Any]:
     """What the jobs of one drafter and of several share."""
     named = {name: options[name] for name in (*_STATIC, "batch", "context")}
     exactly = given("values") and given("weights")
-    return {**named, "exactly": exactly, "top_k": max(DEFAULT_TOP_K, ranks_of(options))}
+    return {**named, "exactly": exactly, "top_k": max(DEFAULT_TOP_K, shared.ranks_of(options))}
 
 
 def _run_dynamic(console: Console, options: dict[str, Any]) -> None:
     """A policy, or none where a profile says that plain decoding is as fast."""
     from treeopt.files.trees import save_plan
     from treeopt.optimize.build_report import few_texts, policy_report
-    from treeopt.optimize.tree_builder import build_tree
 
     check_belongs((*_STATIC, "engine"), "--kind static", holds=False)
     calibration = _calibration(options)
     policy, pays = _policy(console, options, calibration)
-    plan = policy if pays else build_tree(calibration, ONE_NODE)
+    plan = policy if pays else treeopt.build_tree(calibration, ONE_NODE)
     save_plan(with_configuration(plan, console.configuration), options["output"])
     console.report(*policy_report(policy, plan, calibration))
     console.warn(*few_texts(calibration))
     _end(console, options["output"])
 
 
-def _policy(console: Console, options: dict[str, Any], calibration: Calibration) -> tuple[TreePolicy, bool]:
+def _policy(
+    console: Console, options: dict[str, Any], calibration: treeopt.Calibration
+) -> tuple[treeopt.TreePolicy, bool]:
     """The policy of the given size, or the fastest one by the profile, and whether it is faster than plain decoding."""
-    from treeopt.files.profiles import load_profile
     from treeopt.models.origins import profile_for_others
     from treeopt.optimize.budget import fastest
-    from treeopt.optimize.per_step import build_policy, fastest_policy, policy_budget
+    from treeopt.optimize.per_step import fastest_policy, policy_budget
 
     if not options["profile"]:
         by_paths = options["path_tokens"] is not None
-        return build_policy(calibration, options["path_tokens"] or options["nodes"], path_tokens=by_paths), True
-    profile = load_profile(options["profile"][0])
+        return treeopt.build_policy(calibration, options["path_tokens"] or options["nodes"], path_tokens=by_paths), True
+    profile = treeopt.load_profile(options["profile"][0])
     console.warn(*profile_for_others(profile, calibration))
     where = {"batch": options["batch"], "context": options["context"]}
     policy = fastest_policy(calibration, profile, **where)
@@ -266,8 +251,6 @@ def _policy(console: Console, options: dict[str, Any], calibration: Calibration)
 
 def _run_auto(console: Console, options: dict[str, Any]) -> None:
     """The fastest tree or policy over the drafters of several calibrations."""
-    from treeopt.files.calibrations import load_calibration
-    from treeopt.files.profiles import load_profile
     from treeopt.files.trees import save_plan
     from treeopt.models.origins import profile_for_others
     from treeopt.optimize.auto_drafter import choose_drafter
@@ -277,9 +260,9 @@ def _run_auto(console: Console, options: dict[str, Any]) -> None:
     check_belongs(("engine", "path_tokens"), "a build without --drafter auto", holds=False)
     kinds = _kinds(options)
     sized = given("nodes") and isinstance(options["nodes"], int)
-    calibrations = [load_calibration(file) for file in options["calibrations"]]
-    check_temperature_of(calibrations, options["temperature"])
-    profiles = [load_profile(file) for file in options["profile"]]
+    calibrations = [treeopt.load_calibration(file) for file in options["calibrations"]]
+    shared.check_temperature_of(calibrations, options["temperature"])
+    profiles = [treeopt.load_profile(file) for file in options["profile"]]
     context = options["context"] or next(iter(_longest(profiles, [options["batch"]]) or ()), None)
     job = BuildJob(nodes=options["nodes"] if sized else None, **_limits({**options, "context": context}))
     with console.progress("build") as progress:

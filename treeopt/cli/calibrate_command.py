@@ -10,20 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
+from treeopt.cli import drafters
 from treeopt.cli.checks import check_apart, check_belongs, check_inputs
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafters import (
-    LEARNED,
-    WITH_TABLE,
-    chosen_drafter,
-    draft_option,
-    learning_options,
-    load_draft_model,
-    sampled_tokens,
-    uses_heads,
-    warn_no_trees,
-)
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import check_outputs, chosen_prompts, load_models, model_options, prompt_options, say_prompts
 from treeopt.cli.work_options import (
@@ -54,11 +44,11 @@ _KIND = f"dynamic: trace per-step trees too [default: dynamic, but static with -
 @click.option("--responses", help="Score the answers in this file (a prompt and `output` a row); generate none.")
 @click.option(
     "--drafter",
-    help=f"{HEADS}: the heads alone; {', '.join(LEARNED)}: learn a drafter from these prompts; or a drafter file "
-    f"[default: {HEADS}; {MODEL} with --draft, {NGRAM} with --model alone].",
+    help=f"{HEADS}: the heads alone; {', '.join(drafters.LEARNED)}: learn a drafter from these prompts; or a drafter "
+    f"file [default: {HEADS}; {MODEL} with --draft, {NGRAM} with --model alone].",
 )
-@draft_option()
-@learning_options
+@drafters.draft_option()
+@drafters.learning_options
 @click.option("--kind", type=click.Choice(KINDS), help=_KIND)
 @click.option("--temperature", type=Temperature(), default=0.0, help="0 is greedy.")
 @click.option("--seed", type=SEED, default=0, help="Seed of sampling.")
@@ -82,7 +72,7 @@ def run(console: Console, **options: Any) -> None:
     """
     name_shard(options)
     batches = batch_settings(console, options)
-    chosen = chosen_drafter(options)
+    chosen = drafters.chosen_drafter(options)
     name = _prompts_of(options)
     learning, drafter_file = _drafting(chosen, options)
     work = open_work(options)
@@ -95,7 +85,7 @@ def run(console: Console, **options: Any) -> None:
     given = _load(console, options, name, chosen, drafter, {**batches, "work": work, "steps": steps})
     base, _, prompts, settings = given
     if drafter_file is None:
-        warn_no_trees(console, base, "its traces are of use in other engines only")
+        drafters.warn_no_trees(console, base, "its traces are of use in other engines only")
     else:
         check_trees(base)
     if learning is not None:
@@ -124,13 +114,12 @@ def _load(
     from treeopt.calibrate.pipeline import CalibrationOptions
     from treeopt.drafting.learn import learned_from_these
     from treeopt.models.origins import drafter_for_others, models_ids
-    from treeopt.texts.prompts import load_prompts
 
     scored = options["responses"] is not None
-    prompts = load_prompts(name, skip=options["skip"], limit=options["limit"], answers=scored)
-    with_heads = chosen not in (NGRAM, *WITH_DRAFT) and uses_heads(options, chosen, drafter)
+    prompts = treeopt.load_prompts(name, skip=options["skip"], limit=options["limit"], answers=scored)
+    with_heads = chosen not in (NGRAM, *WITH_DRAFT) and drafters.uses_heads(options, chosen, drafter)
     base, loaded = load_models(console, options, with_heads=with_heads)
-    draft = load_draft_model(console, options, base, drafter)
+    draft = drafters.load_draft_model(console, options, base, drafter)
     console.warn(*drafter_for_others(drafter, models_ids(base, loaded, draft)), *learned_from_these(drafter, prompts))
     say_prompts(console, prompts)
     names = ("max_new_tokens", "temperature", "seed", "chat_template", "shard")
@@ -152,7 +141,7 @@ def _drafting(name: str, options: dict[str, Any]) -> tuple[treeopt.Learning | No
     from treeopt.files.drafters import SCHEMA
     from treeopt.files.tensors import unedited_schema
 
-    if name not in (HEADS, *LEARNED):
+    if name not in (HEADS, *drafters.LEARNED):
         return None, name
     if name == HEADS and options["kind"] != "dynamic":
         return None, None
@@ -165,8 +154,8 @@ def _drafting(name: str, options: dict[str, Any]) -> tuple[treeopt.Learning | No
     resumed = exists and unedited_schema(Path(file)) == SCHEMA  # `_save` refuses the drafter of another run
     check_outputs({**options, "force": options["force"] or resumed}, file)
     check_inputs()
-    made = {"tokens": sampled_tokens(options), "seed": options["seed"], "levels": options["levels"]}
-    return treeopt.Learning(**made, ngram=name in WITH_TABLE), file
+    made = {"tokens": drafters.sampled_tokens(options), "seed": options["seed"], "levels": options["levels"]}
+    return treeopt.Learning(**made, ngram=name in drafters.WITH_TABLE), file
 
 
 def _save(
@@ -174,7 +163,6 @@ def _save(
 ) -> None:
     """Write the learned drafter, if any, and the calibration, which names its drafter's file."""
     from treeopt.calibrate.results import save_shard
-    from treeopt.files.calibrations import save_calibration
 
     if run.learned is not None:
         assert drafter_file is not None
@@ -191,7 +179,7 @@ def _save(
         shard = dataclasses.replace(run.part, calibration=calibration)
         save_shard(shard, options["output"], overwrite=options["force"])
         return
-    save_calibration(calibration, options["output"], overwrite=options["force"])
+    treeopt.save_calibration(calibration, options["output"], overwrite=options["force"])
 
 
 def report_calibration(

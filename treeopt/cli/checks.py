@@ -39,8 +39,7 @@ def given(name: str) -> bool:
 
 def option_of(name: str) -> str:
     """The option of a parameter of the running command, as it is typed."""
-    parameters = click.get_current_context().command.params
-    return next(one.opts[-1] for one in parameters if one.name == name)
+    return next(one.opts[-1] for one in click.get_current_context().command.params if one.name == name)
 
 
 def check_once(name: str, files: Sequence[str]) -> None:

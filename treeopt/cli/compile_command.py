@@ -23,9 +23,9 @@ def run(console: Console, tree: str, output: str | None, force: bool) -> None:
     target = f"{Path(tree).stem}.safetensors" if output is None else output
     record = treeopt.load_tree(tree)  # before the output is checked, because an invalid tree is the first error
     check_outputs({"tree": tree, "force": force}, target, kind=BUFFERS, suffixes=(".safetensors",))
-    from treeopt.verify.buffers import BUFFER_NAMES, compile_tree, save_buffers
+    from treeopt.verify.buffers import BUFFER_NAMES, save_buffers
 
-    buffers = compile_tree(record)
+    buffers = treeopt.compile_tree(record)
     save_buffers(buffers, record, target, console.configuration)
     shapes = {name: list(getattr(buffers, name).shape) for name in BUFFER_NAMES}
     for name, shape in shapes.items():

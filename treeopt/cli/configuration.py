@@ -74,8 +74,7 @@ def configuration_of(context: click.Context) -> dict[str, dict[str, Any]]:
         if not stated and name in context.meta.get(_DEFAULTED, ()):
             stated = value != (False if _is_unset(one, False) else one.process_value(context, one.default))
         (given if stated and not _is_unset(one, value) else defaults)[option_name(one)] = _stored(value)
-    stored = {command_name(context) or str(context.command.name): given}
-    return stored | ({DEFAULTS: defaults} if defaults else {})
+    return {command_name(context) or str(context.command.name): given} | ({DEFAULTS: defaults} if defaults else {})
 
 
 def command_line(context: click.Context) -> str:

@@ -4,18 +4,10 @@ from typing import Any
 
 import click
 
+import treeopt
+from treeopt.cli import options as shared
 from treeopt.cli.checks import check_belongs, check_suffix
 from treeopt.cli.console import Console, command
-from treeopt.cli.options import (
-    calibration_option,
-    check_outputs,
-    check_temperature_of,
-    force_option,
-    max_rank_option,
-    ranks_of,
-    step_options,
-    temperature_option,
-)
 from treeopt.defaults import CURVE_LARGEST, KINDS, MAX_NODES, ONE_NODE
 from treeopt.facts import machine
 from treeopt.files.outputs import PICTURE, write_marked
@@ -25,14 +17,14 @@ _LARGEST_HELP = f"Largest tree, at most {MAX_NODES:,} nodes [default: the profil
 
 
 @command("curve")
-@calibration_option
+@shared.calibration_option
 @click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], help="Kind of the trees.")
 @click.option("--profile", help="Seconds per step, from `treeopt profile`: adds overhead and speedup.")
-@step_options
+@shared.step_options
 @click.option("--largest", type=click.IntRange(min=1), help=_LARGEST_HELP)
-@max_rank_option
-@temperature_option
-@force_option
+@shared.max_rank_option
+@shared.temperature_option
+@shared.force_option
 @click.option("-o", "--output", default="curve.svg", help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Print tokens per step, and with --profile overhead and speedup, for trees of each size.
@@ -41,8 +33,6 @@ def run(console: Console, **options: Any) -> None:
     is that of the expected value, the prediction interval that of the value on as many new prompts; both are 90 %.
     Per-step trees (--kind dynamic) are not fitted to the traces.
     """
-    from treeopt.files.calibrations import load_calibration
-    from treeopt.files.profiles import load_profile
     from treeopt.models.origins import profile_for_others
     from treeopt.optimize.budget import check_priced
     from treeopt.optimize.build_report import curve_report, few_texts, fitted_texts, texts_of
@@ -50,17 +40,17 @@ def run(console: Console, **options: Any) -> None:
 
     if not options["profile"] and (options["batch"] != 1 or options["context"]):
         raise click.UsageError("--batch-size and --context choose from a --profile")
-    check_outputs(options, options["output"], kind=PICTURE)
+    shared.check_outputs(options, options["output"], kind=PICTURE)
     check_suffix(options["output"], ".svg")
-    calibration = load_calibration(options["calibration"])
-    check_temperature_of([calibration], options["temperature"])
+    calibration = treeopt.load_calibration(options["calibration"])
+    shared.check_temperature_of([calibration], options["temperature"])
     timing = None
     if options["profile"]:
-        timing = Timing(load_profile(options["profile"]), options["batch"], options["context"])
+        timing = Timing(treeopt.load_profile(options["profile"]), options["batch"], options["context"])
         timing.seconds(ONE_NODE)  # speedups refer to one node: fail before any work
         check_priced(timing.profile, calibration, options["kind"])
         console.warn(*profile_for_others(timing.profile, calibration))
-    more = {"kind": options["kind"], "largest": options["largest"], "top_k": ranks_of(options)}
+    more = {"kind": options["kind"], "largest": options["largest"], "top_k": shared.ranks_of(options)}
     check_belongs(("max_rank",), "--kind static", holds=options["kind"] == KINDS[0])
     with console.progress("curve") as progress:
         curve = calibration_curve(calibration, timing, **more, progress=late(progress))

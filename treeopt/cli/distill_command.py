@@ -7,19 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
+from treeopt.cli import options as shared
 from treeopt.cli.checks import check_apart, check_belongs, check_inputs
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import warn_no_trees
 from treeopt.cli.numbers import COUNT, SEED, Temperature
-from treeopt.cli.options import (
-    adapter_option,
-    base_options,
-    check_outputs,
-    loading_options,
-    prompt_options,
-    say_base,
-    say_prompts,
-)
 from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_work, work_options
 from treeopt.errors import counted
 from treeopt.facts import picked
@@ -31,9 +23,9 @@ if TYPE_CHECKING:
 
 
 @command("distill")
-@base_options
-@adapter_option
-@prompt_options()
+@shared.base_options
+@shared.adapter_option
+@shared.prompt_options()
 @click.option("--self-talk", type=COUNT, help="Number of conversations to write without prompts.")
 @click.option("--turns", type=COUNT, default=1, help="User turns of each --self-talk.")
 @click.option("--opening-tokens", type=COUNT, default=32, help="Most tokens of a user turn or opening of --self-talk.")
@@ -56,17 +48,15 @@ def run(console: Console, **options: Any) -> None:
     check_apart("resume", "force")
     check_belongs(("turns", "opening_tokens"), "--self-talk", options["self_talk"] is not None)
     check_belongs(("skip", "limit"), "--prompts", options["prompts"] is not None)
-    check_outputs(options, options["output"], suffixes=(".jsonl",))
+    shared.check_outputs(options, options["output"], suffixes=(".jsonl",))
     check_inputs()
-    from treeopt.models.base import load_base
-    from treeopt.texts.prompts import load_prompts
     from treeopt.train.distill import DistillOptions, divided_distill
 
     work = open_work(options)
     prompts = _prompts(console, options)
-    exclude = load_prompts(options["exclude"]) if options["exclude"] else None
-    base = load_base(options["model"], **loading_options(options, "adapter"))
-    say_base(console, base)
+    exclude = treeopt.load_prompts(options["exclude"]) if options["exclude"] else None
+    base = treeopt.load_base(options["model"], **shared.loading_options(options, "adapter"))
+    shared.say_base(console, base)
     warn_no_trees(console, base, "heads trained on its answers cannot draft for it here")
     names = ("max_new_tokens", "temperature", "seed", "chat_template", "resume")
     chosen = {**batch_settings(console, options), **{name: options[name] for name in names}}
@@ -80,12 +70,11 @@ def run(console: Console, **options: Any) -> None:
 
 
 def _prompts(console: Console, options: dict[str, Any]) -> PromptSet | treeopt.SelfTalk:
-    from treeopt.texts.prompts import load_prompts
 
     if options["self_talk"] is not None:
         return treeopt.SelfTalk(options["self_talk"], options["turns"], options["opening_tokens"])
-    prompts = load_prompts(options["prompts"], skip=options["skip"], limit=options["limit"])
-    say_prompts(console, prompts)
+    prompts = treeopt.load_prompts(options["prompts"], skip=options["skip"], limit=options["limit"])
+    shared.say_prompts(console, prompts)
     return prompts
 
 

@@ -77,12 +77,12 @@ def _check_drafter(context: click.Context, console: Console, options: dict[str, 
     check_inputs()
     from treeopt.evaluate.diagnosis import diagnose, findings_of_heads
     from treeopt.texts.answers import AnswerOptions
-    from treeopt.texts.prompts import load_prompts, skipped_text
+    from treeopt.texts.prompts import skipped_text
 
     part, given = {"skip": options["skip"], "limit": options["limit"] or PROMPTS}, None
-    prompts = load_prompts(source, **part)
+    prompts = treeopt.load_prompts(source, **part)
     with contextlib.suppress(TreeoptError):  # not every row has an answer; others were raised above
-        given = load_prompts(source, answers=True, **part)
+        given = treeopt.load_prompts(source, answers=True, **part)
         given = given if any(one.answer for one in given.prompts) else None
     base, loaded = load_models(console, options, with_heads=options["draft"] is None)
     draft = load_draft_model(console, options, base)
@@ -254,10 +254,9 @@ def check_decoding() -> Iterator[Check]:
     from treeopt.files.bundled import POCKET
     from treeopt.models.given import load_pair
     from treeopt.texts.encode import encode_prompts
-    from treeopt.texts.prompts import load_prompts
 
     base, loaded = load_pair(POCKET, None, dtype="float32", device="cpu")
-    [prompt] = encode_prompts(base, load_prompts(POCKET, limit=1), TOKENS).texts
+    [prompt] = encode_prompts(base, treeopt.load_prompts(POCKET, limit=1), TOKENS).texts
     [expected] = with_generate(base)([prompt.prompt], TOKENS, Call(0))
     found = treeopt.TreeDecoder(base, loaded.heads, "mc_sim_7b_63", probe=False).generate(prompt.prompt, TOKENS)
     lossless = found.tokens == list(expected.tokens)

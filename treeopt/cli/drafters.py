@@ -273,9 +273,8 @@ def load_with_prompts(
 ) -> tuple[LoadedPlan, Encoded]:
     """The models of a plan, and the prompts that the options choose from a source, as token ids."""
     from treeopt.texts.encode import encode_prompts, joins_turns
-    from treeopt.texts.prompts import load_prompts
 
-    prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
+    prompts = treeopt.load_prompts(source, skip=options["skip"], limit=options["limit"])
     used = load_for_plan(console, options, chosen)
     template = options["chat_template"]
     encoded = encode_prompts(used.base, prompts, options["max_new_tokens"], chat_template=template)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import treeopt
 from treeopt.cli.checks import check_suffix, option_of
 from treeopt.cli.console import Console, command
 from treeopt.cli.numbers import COUNT
@@ -18,7 +19,6 @@ from treeopt.files.atomic import write_bytes, write_text
 from treeopt.files.configurations import write_note
 
 if TYPE_CHECKING:
-    from treeopt.calibration import Calibration
     from treeopt.export.lint import DraftConfig
     from treeopt.export.settings import EngineSettings
     from treeopt.optimize.chains import AcceptanceComparison, MeasuredAcceptance
@@ -84,17 +84,15 @@ def run(console: Console, tree: str | None, engine: str, output: str | None, for
 
 
 def _export_tree(console: Console, tree: str, engine: str, output: str | None, options: Mapping[str, Any]) -> None:
-    from treeopt.files.trees import load_tree
 
-    record = load_tree(tree)  # before the output is checked, because an invalid tree is the first error
+    record = treeopt.load_tree(tree)  # before the output is checked, because an invalid tree is the first error
     if output is not None:
         check_outputs({"tree": tree, **options}, output)
         if engine in _SUFFIXES:
             check_suffix(output, *_SUFFIXES[engine])
-    from treeopt.export.trees import export_tree
 
     suffix = "" if output is None else Path(output).suffix
-    exported = export_tree(record, engine, suffix=suffix, draft=_draft(options))
+    exported = treeopt.export_tree(record, engine, suffix=suffix, draft=_draft(options))
     if output is None:
         console.say(exported.content.decode().removesuffix("\n"))
     else:
@@ -116,9 +114,7 @@ def _note(console: Console, facts: list[Fact], data: dict[str, Any]) -> None:
 
 def _export_settings(console: Console, engine: str, output: str | None, options: Mapping[str, Any]) -> None:
     """Print or write the settings of an engine, with what replay promises and, with --measured, what it measured."""
-    from treeopt.export.settings import engine_settings, no_tree
-    from treeopt.files.calibrations import load_calibration
-    from treeopt.files.profiles import load_profile
+    from treeopt.export.settings import no_tree
     from treeopt.models.origins import profile_for_others
 
     known = SETTINGS[engine]
@@ -129,15 +125,15 @@ def _export_settings(console: Console, engine: str, output: str | None, options:
         traced, chain = options["calibration"] is not None, options["chain_length"] is not None
         if refused := no_tree(engine, options["method"], traced, chain):
             raise click.UsageError(f"--nodes: {refused}.")
-    calibration = None if options["calibration"] is None else load_calibration(options["calibration"])
+    calibration = None if options["calibration"] is None else treeopt.load_calibration(options["calibration"])
     measured = None if options["measured"] is None else _measured(console, options["measured"])
-    profile = None if options["profile"] is None else load_profile(options["profile"])
+    profile = None if options["profile"] is None else treeopt.load_profile(options["profile"])
     if calibration is not None and profile is not None:
         console.warn(*profile_for_others(profile, calibration))
     if output is not None:
         check_outputs(options, output)
     given = {"drafts": options["chain_length"], "nodes": options["nodes"], "method": options["method"]}
-    found = engine_settings(engine, calibration, profile, **given, measured=measured, draft=_draft(options))
+    found = treeopt.engine_settings(engine, calibration, profile, **given, measured=measured, draft=_draft(options))
     if options["synthetic"]:
         found = found.synthetic
     comparison = None if calibration is None or measured is None else _compared(measured, found, calibration)
@@ -149,29 +145,27 @@ def _export_settings(console: Console, engine: str, output: str | None, options:
 
 
 def _draft(options: Mapping[str, Any]) -> DraftConfig | None:
-    from treeopt.export.lint import read_draft_config
 
-    return None if options["draft"] is None else read_draft_config(options["draft"])
+    return None if options["draft"] is None else treeopt.read_draft_config(options["draft"])
 
 
 def _measured(console: Console, file: str) -> MeasuredAcceptance:
     """What an engine counted, with a warning where its steps had different numbers of drafts."""
-    from treeopt.export.acceptance import read_acceptance
-
-    measured = read_acceptance(file)
+    measured = treeopt.read_acceptance(file)
     if len(measured.draft_lengths) > 1:
         lengths = ", ".join(map(str, measured.draft_lengths))
         console.warn(f"warning: the engine's steps had {lengths} drafts; all are taken for chains of the longest")
     return measured
 
 
-def _compared(measured: MeasuredAcceptance, found: EngineSettings, calibration: Calibration) -> AcceptanceComparison:
+def _compared(
+    measured: MeasuredAcceptance, found: EngineSettings, calibration: treeopt.Calibration
+) -> AcceptanceComparison:
     """What an engine measured beside what replay promised."""
     from treeopt.export.settings import promised
-    from treeopt.optimize.chains import compare_acceptance
 
     drafts = None if measured.histogram is None else len(measured.histogram) - 1
-    return compare_acceptance(promised(found, calibration, drafts), calibration, measured)
+    return treeopt.compare_acceptance(promised(found, calibration, drafts), calibration, measured)
 
 
 def _write_settings(console: Console, found: EngineSettings, output: str | None, *, table: bool) -> None:

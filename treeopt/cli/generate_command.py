@@ -11,21 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
+from treeopt.cli import options as shared
 from treeopt.cli.checks import check_belongs, check_inputs, option_of, origin_of
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import ChosenPlan, chosen_plan, load_draft_model, load_for_plan, named_models, plan_options
-from treeopt.cli.options import (
-    GREEDY,
-    REJECTION,
-    SAMPLE,
-    TYPICAL,
-    acceptance_options,
-    acceptance_rule,
-    compile_option,
-    load_models,
-    model_options,
-    text_options,
-)
 from treeopt.cli.terminal import colored, printable
 from treeopt.defaults import MAX_DEPTH
 from treeopt.errors import Code, TreeoptError
@@ -33,7 +22,6 @@ from treeopt.facts import picked
 from treeopt.files.atomic import check_writable
 
 if TYPE_CHECKING:
-    from treeopt.decode.decoder import TreeDecoder
     from treeopt.decode.draft_metrics import Step
     from treeopt.decode.rules import Rule
     from treeopt.decode.stream import Piece
@@ -41,18 +29,18 @@ if TYPE_CHECKING:
 # Of alternating steps. Foreground and background are both set, so that they are readable on any terminal.
 _SHADES = ("black on bright_cyan", "black on bright_yellow")
 _STDIN = "-"
-_RULES = (GREEDY, SAMPLE, TYPICAL, REJECTION)
+_RULES = (shared.GREEDY, shared.SAMPLE, shared.TYPICAL, shared.REJECTION)
 _NODES = "For rejection: the root and the chain [default: 5]."
 
 
 @command("generate")
 @click.argument("prompt", required=False)
-@model_options(dtype="auto")
-@text_options()
+@shared.model_options(dtype="auto")
+@shared.text_options()
 @plan_options
 @click.option("--memory", "memory_file", help="File of earlier texts; this one is added. A missing file is made.")
-@compile_option
-@acceptance_options(rules=_RULES, what="rejection: speculative sampling, of a chain that is drawn from --draft.")
+@shared.compile_option
+@shared.acceptance_options(rules=_RULES, what="rejection: speculative sampling, of a chain that is drawn from --draft.")
 @click.option("--nodes", type=click.IntRange(2, MAX_DEPTH + 1), help=_NODES)
 def run(console: Console, prompt: str | None, **options: Any) -> None:
     """Continue PROMPT with a tree; `-`, or no PROMPT and a pipe, reads it from standard input.
@@ -67,12 +55,12 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     With --compile the text is decoded twice, and only the second run is shown and timed.
     """
     text = _prompt(prompt)
-    drawn = options["acceptance"] == REJECTION
+    drawn = options["acceptance"] == shared.REJECTION
     _check_drawn(options, drawn)
     check_inputs()
     memory = _memory(console, options["memory_file"])
     chosen = None if drawn else chosen_plan(options)
-    rule = acceptance_rule(options, rules=_RULES)
+    rule = shared.acceptance_rule(options, rules=_RULES)
     from treeopt.decode.stream import decoded_steps, stream_text, whole_text
     from treeopt.models.base import now
     from treeopt.texts.encode import encode
@@ -111,26 +99,27 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
 
 def _check_drawn(options: Mapping[str, Any], drawn: bool) -> None:
     """Check the options that belong to drafts that are drawn, or do not."""
-    check_belongs(("nodes",), f"--acceptance {REJECTION}", drawn)
+    check_belongs(("nodes",), f"--acceptance {shared.REJECTION}", drawn)
     if drawn and options["draft"] is None:
-        raise click.UsageError(f"--acceptance {REJECTION} needs --draft, a smaller model with the same tokenizer")
+        raise click.UsageError(
+            f"--acceptance {shared.REJECTION} needs --draft, a smaller model with the same tokenizer"
+        )
     others = [option_of(name) for name in ("tree", "drafter", "heads", "memory_file") if options[name] is not None]
     if drawn and others:
-        raise click.UsageError(f"--acceptance {REJECTION} draws its drafts from --draft: leave out {others[0]}")
+        raise click.UsageError(f"--acceptance {shared.REJECTION} draws its drafts from --draft: leave out {others[0]}")
 
 
 def _decoder(
     console: Console, options: Mapping[str, Any], rule: Rule, chosen: ChosenPlan | None, memory: treeopt.Memory | None
-) -> tuple[TreeDecoder, dict[str, Any]]:
+) -> tuple[treeopt.TreeDecoder, dict[str, Any]]:
     """The decoder of a tree or policy, or of drawn chains, and the result's origin."""
     if chosen is None:
         return _drawn_decoder(console, options, rule)
-    from treeopt.decode.decoder import TreeDecoder
 
     used = load_for_plan(console, {**options, **named_models(options, chosen)}, chosen)
     heads = None if used.heads is None else used.heads.heads
     given: Any = {"drafter": used.drafter, "draft": used.draft, "acceptance": rule, "memory": memory}
-    decoder = TreeDecoder(used.base, heads, used.plan, **given)
+    decoder = treeopt.TreeDecoder(used.base, heads, used.plan, **given)
     decoder.memory = None  # the text is added once, after its steps were decoded again for the result
     return decoder, origin_of(used.base, used.heads, used.draft, used.plan)
 
@@ -147,24 +136,25 @@ def _memory(console: Console, name: str | None) -> treeopt.Memory | None:
     return memory
 
 
-def _drawn_decoder(console: Console, options: Mapping[str, Any], rule: Rule) -> tuple[TreeDecoder, dict[str, Any]]:
+def _drawn_decoder(
+    console: Console, options: Mapping[str, Any], rule: Rule
+) -> tuple[treeopt.TreeDecoder, dict[str, Any]]:
     """The decoder of chains that are drawn from the draft model, and the result's origin."""
-    from treeopt.decode.decoder import TreeDecoder
-    from treeopt.decode.rejection import NUM_DRAFTS, DrawnChain, Rejection
+    from treeopt.decode.rejection import NUM_DRAFTS
 
-    assert isinstance(rule, Rejection)
-    base, _ = load_models(console, options, with_heads=False)
+    assert isinstance(rule, treeopt.Rejection)
+    base, _ = shared.load_models(console, options, with_heads=False)
     draft = load_draft_model(console, options, base)
     assert draft is not None
     try:
-        chain = DrawnChain(base, draft, rule, NUM_DRAFTS if options["nodes"] is None else options["nodes"] - 1)
+        chain = treeopt.DrawnChain(base, draft, rule, NUM_DRAFTS if options["nodes"] is None else options["nodes"] - 1)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    return TreeDecoder(base, None, chain, acceptance=rule), origin_of(base, None, draft)
+    return treeopt.TreeDecoder(base, None, chain, acceptance=rule), origin_of(base, None, draft)
 
 
 def _measured(
-    console: Console, decoder: TreeDecoder, steps: list[Step], prefill: float, seconds: float
+    console: Console, decoder: treeopt.TreeDecoder, steps: list[Step], prefill: float, seconds: float
 ) -> dict[str, Any]:
     """The figures of the text, printed to standard error; the first token is known after the prefill."""
     from treeopt.decode.draft_metrics import Decoded

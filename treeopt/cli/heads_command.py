@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import treeopt
 from treeopt.cli.console import Console, command
 from treeopt.cli.options import force_option
 from treeopt.engines import HEAD_READERS
@@ -28,9 +29,7 @@ def run() -> None:
 @click.argument("heads")
 def show(console: Console, heads: str) -> None:
     """Print the layout, sizes and base model of HEADS, and the layouts that can hold them."""
-    from treeopt.models.head_files import load_heads
-
-    loaded = load_heads(heads)
+    loaded = treeopt.load_heads(heads)
     described = _described(loaded)
     for note in loaded.notes:
         console.warn(f"warning: {note}")
@@ -58,17 +57,15 @@ def convert(console: Console, heads: str, output: str, force: bool, **options: A
     vLLM and NxD Inference store an LM head. Heads that share that of their base model are written with it, so the base
     model is then loaded.
     """
-    from treeopt.export.heads import convert_heads
     from treeopt.files.outputs import check_no_input
-    from treeopt.models.head_files import load_heads
 
-    loaded, to = load_heads(heads), options["to"]
+    loaded, to = treeopt.load_heads(heads), options["to"]
     check_no_input(output, loaded.file.parent)
     for note in loaded.notes:
         console.warn(f"warning: {note}")
     with storing(console.configuration):
         base, more = options["model"] or loaded.base, {"with_lm_heads": options["with_lm_heads"], "overwrite": force}
-        found = convert_heads(loaded.heads, to, output, base=base, **more)
+        found = treeopt.convert_heads(loaded.heads, to, output, base=base, **more)
     if len(found.files) == 1:  # a layout without a config
         write_note(found.files[0], console.configuration)
     for file in found.files:

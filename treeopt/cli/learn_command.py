@@ -7,52 +7,34 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
+from treeopt.cli import drafters
+from treeopt.cli import options as shared
 from treeopt.cli.checks import check_inputs
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafters import (
-    LEARNED,
-    WITH_TABLE,
-    chosen_drafter,
-    draft_option,
-    learning_options,
-    load_draft_model,
-    sampled_tokens,
-)
 from treeopt.cli.numbers import SEED, Temperature
-from treeopt.cli.options import (
-    check_outputs,
-    chosen_prompts,
-    compile_option,
-    dtypes_of,
-    load_models,
-    model_options,
-    prompt_options,
-    say_prompts,
-)
 from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_work, work_options
 from treeopt.defaults import DRAFTER_FILE, HEADS_NGRAM, LEARN_SIZES, MODEL, NGRAM, STEP_SIZES
 
 if TYPE_CHECKING:
-    from treeopt.evaluate.learn_drafter import LearnedDrafter
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
 
-_DRAFTER = f"{', '.join(LEARNED)} [default: {HEADS_NGRAM}; {MODEL} with --draft, {NGRAM} with --model alone]."
+_DRAFTER = f"{', '.join(drafters.LEARNED)} [default: {HEADS_NGRAM}; {MODEL} with --draft, {NGRAM} with --model alone]."
 _NODES = f"Size to time, repeatable [default: {' '.join(map(str, LEARN_SIZES))}]."
 
 
 @command("learn")
-@model_options(dtype="auto", several=True)
-@prompt_options()
+@shared.model_options(dtype="auto", several=True)
+@shared.prompt_options()
 @click.option("--drafter", help=_DRAFTER)
-@draft_option(default="none")
-@learning_options
+@drafters.draft_option(default="none")
+@drafters.learning_options
 @click.option("--temperature", type=Temperature(min_open=True), default=0.7, help="Of sampling.")
 @click.option("--seed", type=SEED, default=0, help="Seed of sampling.")
 @batch_option
 @click.option("--nodes", type=click.IntRange(2, STEP_SIZES[-1]), multiple=True, help=_NODES)
-@compile_option
+@shared.compile_option
 @work_options
 @click.option("-o", "--output", default=DRAFTER_FILE, help="File to write.")
 def run(console: Console, **options: Any) -> None:
@@ -75,34 +57,32 @@ def run(console: Console, **options: Any) -> None:
 
     Takes about 3 minutes for the built-in model and its prompts on two CPU cores.
     """
-    drafter = chosen_drafter(options, HEADS_NGRAM)
-    if drafter not in LEARNED:
-        raise click.BadParameter(f"{drafter!r} is not {' or '.join(LEARNED)}", param_hint="--drafter")
-    check_outputs(options, options["output"], suffixes=(".safetensors",))
+    drafter = drafters.chosen_drafter(options, HEADS_NGRAM)
+    if drafter not in drafters.LEARNED:
+        raise click.BadParameter(f"{drafter!r} is not {' or '.join(drafters.LEARNED)}", param_hint="--drafter")
+    shared.check_outputs(options, options["output"], suffixes=(".safetensors",))
     check_inputs()
-    _, *further = dtypes_of(options)
+    _, *further = shared.dtypes_of(options)
     if further and options["device_map"] is not None:
         raise click.UsageError("--device-map takes one --dtype: the model is copied for each further one")
-    name, batches, work = chosen_prompts(options), batch_settings(console, options), open_work(options)
+    name, batches, work = shared.chosen_prompts(options), batch_settings(console, options), open_work(options)
     from treeopt.evaluate.learn_drafter import divided_learn
-    from treeopt.texts.prompts import load_prompts
     from treeopt.verify.probe import check_trees
 
-    prompts = load_prompts(name, skip=options["skip"], limit=options["limit"])
+    prompts = treeopt.load_prompts(name, skip=options["skip"], limit=options["limit"])
     batches |= {name: options[name] for name in ("max_new_tokens", "chat_template")}
     with_compiled = options.pop("compile")  # the model itself answers and traces as it is
-    base, loaded = load_models(console, options, with_heads=drafter == HEADS_NGRAM)
-    draft = load_draft_model(console, options, base)
-    say_prompts(console, prompts)
+    base, loaded = shared.load_models(console, options, with_heads=drafter == HEADS_NGRAM)
+    draft = drafters.load_draft_model(console, options, base)
+    shared.say_prompts(console, prompts)
     check_trees(base)
     fields = {name: options[name] for name in ("temperature", "seed", "levels")}
-    learning = treeopt.Learning(sampled_tokens(options), ngram=drafter in WITH_TABLE, **fields)
+    learning = treeopt.Learning(drafters.sampled_tokens(options), ngram=drafter in drafters.WITH_TABLE, **fields)
     console.note(learning.announcement(prompts, options["max_new_tokens"]))
     with ending_work(console, work):
         with console.progress("learn") as progress:
             batches |= {"draft": draft, "work": work, "dtypes": further, "compile": with_compiled}
-            sizes = options["nodes"] or LEARN_SIZES
-            found = divided_learn(base, loaded, prompts, learning, sizes, progress, batches)
+            found = divided_learn(base, loaded, prompts, learning, options["nodes"] or LEARN_SIZES, progress, batches)
         if found is None:
             return
         made = with_configuration(found.drafter, console.configuration)
@@ -111,7 +91,9 @@ def run(console: Console, **options: Any) -> None:
     _report(console, found, options["output"], base, loaded)
 
 
-def _report(console: Console, found: LearnedDrafter, output: str, base: Base, loaded: LoadedHeads | None) -> None:
+def _report(
+    console: Console, found: treeopt.LearnedDrafter, output: str, base: Base, loaded: LoadedHeads | None
+) -> None:
     from treeopt.evaluate.learn_drafter import learned_parts, learned_warnings
 
     assert found.run.learned is not None

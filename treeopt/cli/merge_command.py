@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+import treeopt
 from treeopt.cli.calibrate_command import report_calibration
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
@@ -25,15 +26,14 @@ def run(console: Console, **options: Any) -> None:
     Calibrations of different prompts with the same model, drafter and settings give one calibration of all texts.
     """
     check_outputs(options, options["output"], suffixes=(".safetensors",))
-    from treeopt.calibrate.results import merge_calibrations
-    from treeopt.files.calibrations import SCHEMA, save_calibration
+    from treeopt.files.calibrations import SCHEMA
     from treeopt.files.strict_yaml import schema_of
 
-    run = merge_calibrations(options["files"])
+    run = treeopt.merge_calibrations(options["files"])
     calibration = run.calibration
     several = schema_of(Path(options["files"][0])) == SCHEMA  # no shards, which give the file of a run without --shard
     if several and not calibration.provenance.configuration:
         named = {"merge": {"files": sorted(options["files"])}}  # files in another order give the same bytes
         calibration = with_configuration(calibration, {**console.configuration, **named})
-    save_calibration(calibration, options["output"], overwrite=options["force"])
+    treeopt.save_calibration(calibration, options["output"], overwrite=options["force"])
     report_calibration(console, run, options["output"])

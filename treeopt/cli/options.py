@@ -127,7 +127,6 @@ def load_models(console: Console, options: Mapping[str, Any], *, with_heads: boo
     The built-in ones are the default.
     """
     from treeopt.files.outputs import check_no_input
-    from treeopt.models.base import load_base
     from treeopt.models.given import load_pair
 
     on = loading_options(options, "adapter")
@@ -137,7 +136,7 @@ def load_models(console: Console, options: Mapping[str, Any], *, with_heads: boo
         for note in (f"heads    {loaded.heads.num_heads} in {loaded.file}", *loaded.notes):
             console.note(note)
     else:
-        base = load_base(options["model"] or POCKET, **on)
+        base = treeopt.load_base(options["model"] or POCKET, **on)
     if options.get("compile"):
         base = dataclasses.replace(base, compile=True)
     if "output" in options:  # the heads' config may name the base
@@ -203,13 +202,6 @@ def ranks_of(options: Mapping[str, Any]) -> int:
 
 
 calibration_option = click.option("--calibration", default=CALIBRATION_FILE, help="Traces, from `treeopt calibrate`.")
-
-
-def calibrations_option(text: str) -> Option:
-    """`--calibration` of commands that take several; `text` is its help."""
-    return click.option("--calibration", "calibrations", multiple=True, default=[CALIBRATION_FILE], help=text)
-
-
 _ANOTHER = "Refuse traces of texts at another temperature; 0 is greedy [default: that of the traces]."
 temperature_option = click.option("--temperature", type=Temperature(), help=_ANOTHER)
 

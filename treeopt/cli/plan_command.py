@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import treeopt
 from treeopt.cli.checks import check_apart, check_belongs, check_once, check_suffix, given
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
@@ -22,9 +23,8 @@ from treeopt.progress import late
 from treeopt.shape import Drafting, ModelShape, shape_error
 
 if TYPE_CHECKING:
-    from treeopt.calibration import Calibration
     from treeopt.plan.fit import EfficiencyFit
-    from treeopt.plan.planner import Acceptance, SpeedPlan
+    from treeopt.plan.planner import SpeedPlan
 
 _POWERS = ",".join(str(1 << power) for power in range(10))
 _MODEL = "Folder with a config.json, that file, a hub name, or a known name such as llama-7b."
@@ -63,12 +63,8 @@ def run(console: Console, **options: Any) -> None:
 
     With --calibration the heads are those of its drafter, where no option names them.
     """
-    from treeopt.files.calibrations import load_calibration
     from treeopt.files.profiles import save_profile
-    from treeopt.models.shapes import NAMED, model_shape
-    from treeopt.plan.operators import StepSetting
-    from treeopt.plan.planner import plan_speedup
-    from treeopt.plan.step_model import Efficiency, StepModel
+    from treeopt.models.shapes import NAMED
 
     if options["presets"]:
         check_apart(*options)
@@ -79,19 +75,19 @@ def run(console: Console, **options: Any) -> None:
     if not options["model"]:
         raise click.UsageError("Missing option '--model' (treeopt plan --presets lists known names).")
     device = _device(options)
-    setting = StepSetting(options["dtype"], options["kv_dtype"], options["attention"])
+    setting = treeopt.StepSetting(options["dtype"], options["kv_dtype"], options["attention"])
     if options["output"] is not None:
         check_outputs(options, options["output"], suffixes=(".yaml", ".yml"))
     if options["chart"] is not None:
         check_outputs(options, options["chart"], kind=PICTURE)
         check_suffix(options["chart"], ".svg", option="--chart")
-    shape = model_shape(options["model"])
-    calibration = load_calibration(options["calibration"]) if options["calibration"] else None
+    shape = treeopt.model_shape(options["model"])
+    calibration = treeopt.load_calibration(options["calibration"]) if options["calibration"] else None
     drafting = _drafting(console, options, shape, calibration)
     fit = _fit(options["fit"], device) if options["fit"] else None
-    model = StepModel(shape, device, setting, drafting, fit.efficiency if fit else Efficiency())
+    model = treeopt.StepModel(shape, device, setting, drafting, fit.efficiency if fit else treeopt.Efficiency())
     acceptance = _acceptance(console, options, calibration)
-    plan = plan_speedup(model, options["nodes"], options["batch"], options["context"], acceptance=acceptance)
+    plan = treeopt.plan_speedup(model, options["nodes"], options["batch"], options["context"], acceptance=acceptance)
     console.warn(*plan.warnings())
     console.report(*plan.parts(), *(fit.parts() if fit else ()))
     if options["output"] is not None:
@@ -129,25 +125,21 @@ def _device(options: Mapping[str, Any]) -> Device:
 
 def _fit(files: Sequence[str], device: Device) -> EfficiencyFit:
     """The efficiency of the device by measured profiles, each with the model and heads that its provenance names."""
-    from treeopt.files.profiles import load_profile
     from treeopt.models.config_shapes import heads_drafting
-    from treeopt.models.shapes import model_shape
-    from treeopt.plan.fit import MeasuredSteps, check_fittable, fit_efficiency
-    from treeopt.plan.operators import StepSetting
-    from treeopt.plan.step_model import StepModel
+    from treeopt.plan.fit import check_fittable
 
     found = []
     for file in files:
-        profile = load_profile(file)
+        profile = treeopt.load_profile(file)
         source = profile.provenance
         check_fittable(source, file)
-        shape = model_shape(source["model"])
+        shape = treeopt.model_shape(source["model"])
         heads = source.get("heads", "") if source.get("drafter_name", HEADS).startswith(HEADS) else ""
         drafting = heads_drafting(heads, shape) if heads else Drafting()
         attention = ATTENTIONS[0] if source.get("attention") == ATTENTIONS[0] else ATTENTIONS[1]
-        setting = StepSetting(source["dtype"], attention=attention)
-        found.append(MeasuredSteps(profile, StepModel(shape, device, setting, drafting)))
-    return fit_efficiency(found)
+        setting = treeopt.StepSetting(source["dtype"], attention=attention)
+        found.append(treeopt.MeasuredSteps(profile, treeopt.StepModel(shape, device, setting, drafting)))
+    return treeopt.fit_efficiency(found)
 
 
 def _check_draft(name: str) -> None:
@@ -163,11 +155,10 @@ def _check_draft(name: str) -> None:
 
 
 def _drafting(
-    console: Console, options: Mapping[str, Any], shape: ModelShape, calibration: Calibration | None
+    console: Console, options: Mapping[str, Any], shape: ModelShape, calibration: treeopt.Calibration | None
 ) -> Drafting:
     """The drafting that the options name; the heads of a calibration where they name none."""
     from treeopt.models.config_shapes import heads_drafting
-    from treeopt.models.shapes import model_shape
 
     check_apart("heads", "num_heads")
     check_belongs(("shared_lm_head",), "--num-heads", options["num_heads"] is not None)
@@ -179,7 +170,7 @@ def _drafting(
         drafting = Drafting(options["num_heads"], head_rows=rows)
     if options["draft"]:
         _check_draft(options["draft"])
-        drafting = dataclasses.replace(drafting, draft=model_shape(options["draft"]), levels=options["levels"])
+        drafting = dataclasses.replace(drafting, draft=treeopt.model_shape(options["draft"]), levels=options["levels"])
     drafting = dataclasses.replace(drafting, host_seconds=options["host_seconds"])
     if calibration is not None:
         heads = _heads(console, options, calibration)
@@ -197,12 +188,11 @@ def _drafting(
     return drafting
 
 
-def _heads(console: Console, options: Mapping[str, Any], calibration: Calibration) -> int:
+def _heads(console: Console, options: Mapping[str, Any], calibration: treeopt.Calibration) -> int:
     """The number of heads of a calibration's drafter; E240 where it has a draft model and the options name none."""
-    from treeopt.files.drafters import load_drafter
-
     source = calibration.provenance
-    drafter = load_drafter(source.drafter) if source.drafter_id and Path(source.drafter or "").is_file() else None
+    here = source.drafter_id and Path(source.drafter or "").is_file()
+    drafter = treeopt.load_drafter(source.drafter) if here else None
     if drafter is not None and drafter.id == source.drafter_id:
         if drafter.draft and options["draft"] is None:
             what = "the drafter of the calibration has a draft model, whose time is a part of each step"
@@ -215,15 +205,16 @@ def _heads(console: Console, options: Mapping[str, Any], calibration: Calibratio
     return calibration.num_heads if source.heads_id or not source.drafter_id else 0
 
 
-def _acceptance(console: Console, options: Mapping[str, Any], calibration: Calibration | None) -> Acceptance:
+def _acceptance(
+    console: Console, options: Mapping[str, Any], calibration: treeopt.Calibration | None
+) -> treeopt.Acceptance:
     """Tokens per step by the calibration, or the paper's logarithm."""
     from treeopt.optimize.build_report import fitted_texts
-    from treeopt.plan.planner import Acceptance, calibrated_acceptance
 
     if calibration is None:
-        return Acceptance(kind=options["kind"])
+        return treeopt.Acceptance(kind=options["kind"])
     if options["kind"] == KINDS[0]:
         console.warn(*fitted_texts(calibration))
     with console.progress("curve") as progress:
         largest = max(options["nodes"])
-        return calibrated_acceptance(calibration, largest, kind=options["kind"], progress=late(progress))
+        return treeopt.calibrated_acceptance(calibration, largest, kind=options["kind"], progress=late(progress))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import treeopt
 from treeopt.cli.checks import check_apart, check_inputs
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
@@ -25,10 +26,6 @@ from treeopt.defaults import (
     PROFILE_REPEATS,
 )
 from treeopt.facts import Column, Part, Table, threads
-
-if TYPE_CHECKING:
-    from treeopt.drafter import Drafter
-    from treeopt.latency import LatencyProfile
 
 _SIZES = "Nodes, root counted; 1 is always included."
 _KIND = "static: one tree for all steps; dynamic: a tree for each step (for `build --kind dynamic`); chain: chains."
@@ -59,7 +56,6 @@ def run(console: Console, **options: Any) -> None:
 
     Takes about half a minute for the built-in model on two CPU cores.
     """
-    from treeopt.files.drafters import load_drafter
     from treeopt.files.profiles import save_profile
 
     file, output = options["drafter"], options["output"]
@@ -67,7 +63,7 @@ def run(console: Console, **options: Any) -> None:
     if not file:
         check_apart("heads", "draft")
     check_inputs()
-    measured = _measured(console, options, load_drafter(file) if file else None)
+    measured = _measured(console, options, treeopt.load_drafter(file) if file else None)
     profile = with_configuration(measured, console.configuration)
     check_outputs(options, output)  # again: the measurement takes long
     save_profile(profile, output)
@@ -76,9 +72,8 @@ def run(console: Console, **options: Any) -> None:
     console.result({"points": profile.points, "provenance": profile.provenance, "output": output})
 
 
-def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None) -> LatencyProfile:
+def _measured(console: Console, options: dict[str, Any], drafter: treeopt.Drafter | None) -> treeopt.LatencyProfile:
     """The profile by the options."""
-    from treeopt.evaluate.profile import measure_profile
     from treeopt.models.origins import drafter_for_others, models_ids
 
     alone = drafter is None and options["draft"] is not None
@@ -87,7 +82,7 @@ def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None
     draft = load_draft_model(console, options, base, drafter)
     console.warn(*drafter_for_others(drafter, models_ids(base, loaded, draft)))
     with console.progress("profile") as progress:
-        profile = measure_profile(
+        profile = treeopt.measure_profile(
             base,
             loaded,
             nodes=options["sizes"],
@@ -108,7 +103,7 @@ def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None
     return profile
 
 
-def _parts(profile: LatencyProfile) -> Iterator[Part]:
+def _parts(profile: treeopt.LatencyProfile) -> Iterator[Part]:
     ones = {(point.batch, point.context): point.seconds for point in profile.points if point.nodes == ONE_NODE}
     columns = (
         Column(PATH_TOKENS if profile.path_tokens else NODES, "nodes", key="nodes"),

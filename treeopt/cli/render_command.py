@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import treeopt
 from treeopt.cli.checks import check_belongs
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import chosen_plan, draft_option, drafter_file_option, load_for_plan, named_models
@@ -18,7 +19,6 @@ from treeopt.errors import Code, TreeoptError
 if TYPE_CHECKING:
     from treeopt.cli.drafters import ChosenPlan
     from treeopt.drafted_step import DraftedStep
-    from treeopt.tree import Tree
 
 _OF_EXAMPLE = (
     *("step", "drafter", "heads", "model", "adapter", "draft"),
@@ -54,8 +54,6 @@ def run(console: Console, tree: str | None, **options: Any) -> None:
     drafters, and the tree without TREE, are chosen as in `treeopt generate`.
     """
     from treeopt.files.outputs import PICTURE
-    from treeopt.files.trees import load_tree
-    from treeopt.tree import Tree
 
     options, example = {**options, "tree": tree}, options["example"]
     name = options["drafter"] if tree is None else tree
@@ -66,16 +64,16 @@ def run(console: Console, tree: str | None, **options: Any) -> None:
     check_belongs(_OF_EXAMPLE, "--example", example is not None)
     check_belongs(("theme",), "an .svg file", file_format == "svg")
     # An invalid tree is the first error, before an output that may not be replaced.
-    drawn = load_tree(str(tree)) if example is None else chosen_plan(options)
+    drawn = treeopt.load_tree(str(tree)) if example is None else chosen_plan(options)
     check_outputs(options, output, kind=PICTURE if file_format in _MARKED else None)
     options["output"] = output
-    if isinstance(drawn, Tree):
+    if isinstance(drawn, treeopt.Tree):
         _write(console, drawn, None, options, file_format)
         return
     if file_format not in _MARKED:
         from treeopt.view.graph import render
 
-        render(Tree(()), file_format)  # a format that cannot be written is refused before a model is loaded
+        render(treeopt.Tree(()), file_format)  # a format that cannot be written is refused before a model is loaded
     step = _step(console, options, drawn)
     _write(console, step.tree, step, options, file_format)
 
@@ -101,7 +99,7 @@ def _step(console: Console, options: Mapping[str, Any], chosen: ChosenPlan) -> D
 
 
 def _write(
-    console: Console, tree: Tree, step: DraftedStep | None, options: Mapping[str, Any], file_format: str
+    console: Console, tree: treeopt.Tree, step: DraftedStep | None, options: Mapping[str, Any], file_format: str
 ) -> None:
     """Write the picture, and print the step and the name of the file."""
     from treeopt.files.atomic import write_bytes

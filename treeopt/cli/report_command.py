@@ -48,9 +48,7 @@ def run(console: Console, **options: Any) -> None:
     for one in inputs.calibrations:
         console.warn(*fitted_texts(one.calibration))
     data = report_data(inputs)
-    page = render_report(data)
-    write_marked(options["output"], page, REPORT, without_folders(console.configuration))
+    write_marked(options["output"], render_report(data), REPORT, without_folders(console.configuration))
     written = Path(options["output"]).stat().st_size
     console.say(f"wrote {options['output']}: {written:,} bytes")
-    sections = [name for name in PARTS if name in data]
-    console.result({"output": options["output"], "bytes": written, "inputs": sections})
+    console.result({"output": options["output"], "bytes": written, "inputs": [name for name in PARTS if name in data]})

@@ -5,21 +5,17 @@ engines that it breaks, or the options that a file was made with.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import treeopt
 from treeopt.cli.checks import check_apart, check_belongs
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import warn_edited
 from treeopt.engines import ENGINES
 from treeopt.errors import EXIT_INPUT, counted
 from treeopt.facts import picked
-
-if TYPE_CHECKING:
-    from treeopt.calibration import Calibration
-    from treeopt.tree import Path
-
 
 _ALL = "all"  # engines
 _RANKS = re.compile(r"\[?\(?\s*(\d{1,9}(?:\s*,\s*\d{1,9})*)?\s*,?\s*\)?\]?")
@@ -68,10 +64,9 @@ def run(console: Console, tree: str, calibration: str | None, **options: Any) ->
         _show_plan(console, tree, calibration)
 
 
-def _traces(calibration: str | None) -> Calibration | None:
-    from treeopt.files.calibrations import load_calibration
+def _traces(calibration: str | None) -> treeopt.Calibration | None:
 
-    return None if calibration is None else load_calibration(calibration)
+    return None if calibration is None else treeopt.load_calibration(calibration)
 
 
 def _show_options(console: Console, file: str) -> None:
@@ -83,15 +78,13 @@ def _show_options(console: Console, file: str) -> None:
 
 
 def _show_plan(console: Console, name: str, calibration: str | None) -> None:
-    from treeopt.files.schedules import load_planned
     from treeopt.models.origins import made_for_others, traced_ids
     from treeopt.optimize.verdict import schedule_parts
-    from treeopt.schedule import Schedule
     from treeopt.view.plan_report import plan_data, plan_parts, replay_parts
 
-    plan = load_planned(name)
+    plan = treeopt.load_planned(name)
     warn_edited(console, name)
-    if isinstance(plan, Schedule):
+    if isinstance(plan, treeopt.Schedule):
         check_belongs(("calibration",), "a tree or policy: the plan of a schedule's step depends on the batch", False)
         console.report(*schedule_parts(plan))
         console.result({"kind": "schedule", **picked(plan, "nodes", "depth", "drafter", "source")})
@@ -105,11 +98,10 @@ def _show_plan(console: Console, name: str, calibration: str | None) -> None:
 
 def _show_rules(console: Console, name: str, engine: str, num_heads: int | None) -> None:
     """Print the rules of engines that a tree breaks."""
-    from treeopt.export.lint import ERROR, lint_tree
-    from treeopt.files.trees import load_tree
+    from treeopt.export.lint import ERROR
 
-    names, tree = list(ENGINES) if engine == _ALL else [engine], load_tree(name)
-    findings = [finding for one in names for finding in lint_tree(tree, one, num_heads=num_heads)]
+    names, tree = list(ENGINES) if engine == _ALL else [engine], treeopt.load_tree(name)
+    findings = [finding for one in names for finding in treeopt.lint_tree(tree, one, num_heads=num_heads)]
     for finding in findings:
         console.say(f"{finding.severity}: {finding.rule} [{finding.engine}]: {finding.what}")
         console.say(f"  why: {finding.why}" + (f"\n  fix: {finding.fix}" if finding.fix else ""))
@@ -124,14 +116,12 @@ def _show_rules(console: Console, name: str, engine: str, num_heads: int | None)
 
 def _show_differences(console: Console, first: str, second: str, calibration: str | None) -> None:
     """Print what differs between two trees."""
-    from treeopt.files.trees import load_tree
-    from treeopt.optimize.intervals import compare_trees
     from treeopt.view.plan_report import path_lines
     from treeopt.view.scene import summary
 
-    one, other = load_tree(first), load_tree(second)
+    one, other = treeopt.load_tree(first), treeopt.load_tree(second)
     warn_edited(console, first, second)
-    found = compare_trees(one, other, _traces(calibration))
+    found = treeopt.compare_trees(one, other, _traces(calibration))
     sides = (("-", one, found.first_only), ("+", other, found.second_only))
     console.report(
         f"- {first}: {summary(one)}",
@@ -156,14 +146,12 @@ def _show_differences(console: Console, first: str, second: str, calibration: st
 
 def _show_path(console: Console, name: str, path: str, calibration: str | None) -> None:
     """Print why a path is in a tree, or not."""
-    from treeopt.files.trees import load_tree
-    from treeopt.optimize.explain import explain_path
     from treeopt.view.plan_report import path_parts
 
-    tree = load_tree(name)
+    tree = treeopt.load_tree(name)
     warn_edited(console, name)
     ranks = _ranks(path)
-    found = explain_path(tree, ranks, _traces(calibration))
+    found = treeopt.explain_path(tree, ranks, _traces(calibration))
     last, gain = found.last, found.gain
     console.say(f"{list(ranks)} is {'' if last.in_tree else 'not '}in {name}, which has {tree.nodes - 1} paths")
     console.report(*path_parts(found))
@@ -171,7 +159,7 @@ def _show_path(console: Console, name: str, path: str, calibration: str | None) 
     console.result({**more, **picked(found, "made_it", "method", "prefixes")})
 
 
-def _ranks(text: str) -> Path:
+def _ranks(text: str) -> tuple[int, ...]:
     """The ranks of a path, as on the command line: `0,2`, `[0, 2]` or `(0, 2)`."""
     found = _RANKS.fullmatch(text.strip())
     if found is None:

@@ -84,14 +84,13 @@ def run(console: Console, **options: Any) -> None:
     """
     check_inputs()
     _check_options(options)
-    from treeopt.models.base import load_base
     from treeopt.train.data import read_texts
     from treeopt.train.medusa2 import expert_share
     from treeopt.verify.probe import check_trees
 
     _check_outputs(options)
     files = [read_texts(name) for name in options["data"]]
-    base = load_base(options["model"], **loading_options(options, "load_in_4bit"))
+    base = treeopt.load_base(options["model"], **loading_options(options, "load_in_4bit"))
     say_base(console, base)
     check_trees(base)
     texts = _texts(console, base, files, options)
@@ -128,16 +127,13 @@ def _train(
     base: Base, texts: TrainingTexts, options: dict[str, Any], progress: Progress
 ) -> tuple[Trained, BaseScore | None]:
     """Train by the stage of the options; the second stage judges the base too."""
-    from treeopt.train.medusa1 import train_heads
-    from treeopt.train.medusa2 import train_jointly
-
     kind = treeopt.Settings if options["stage"] == 1 else treeopt.JointSettings
     given = {field.name: options.get(field.name) for field in fields(kind)}
     settings: Any = kind(**{name: value for name, value in given.items() if value is not None})
     more = {"progress": progress, "resume": options["resume"], "overwrite": options["force"]}
     if options["stage"] == 1:
-        return train_heads(base, texts, options["output"], settings, **more), None
-    found = train_jointly(base, texts, options["output"], settings, heads=options["heads"], **more)
+        return treeopt.train_heads(base, texts, options["output"], settings, **more), None
+    found = treeopt.train_jointly(base, texts, options["output"], settings, heads=options["heads"], **more)
     return found, found.base_score
 
 

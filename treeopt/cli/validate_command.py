@@ -7,40 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.cli import options as shared
 from treeopt.cli.checks import check_belongs, check_inputs, origin_of
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafters import chosen_memory, chosen_plan, load_with_prompts, memory_option, plan_options
 from treeopt.cli.numbers import COUNT, NOT_NEGATIVE, FiniteRange
-from treeopt.cli.options import (
-    GREEDY,
-    SAMPLE,
-    TYPICAL,
-    acceptance_options,
-    acceptance_rule,
-    chosen_prompts,
-    compile_option,
-    model_options,
-    prompt_options,
-)
 from treeopt.cli.processes import division_of, nproc_option
 from treeopt.errors import counted
 
 if TYPE_CHECKING:
     from treeopt.schedule import Planned
 
-_RULES = (GREEDY, SAMPLE, TYPICAL)
+_RULES = (shared.GREEDY, shared.SAMPLE, shared.TYPICAL)
 
 
 @command("validate")
-@model_options(dtype="float32")
-@prompt_options()
+@shared.model_options(dtype="float32")
+@shared.prompt_options()
 @plan_options
 @click.option("--repeats", type=COUNT, default=1, help="Runs of each text and baseline, which take turns.")
 @click.option("--batch-size", type=COUNT, default=1, help="Prompts decoded together.")
 @memory_option
 @nproc_option
-@compile_option
-@acceptance_options(rules=_RULES, what="sample and typical: what is validated differs, see the command's help.")
+@shared.compile_option
+@shared.acceptance_options(rules=_RULES, what="sample and typical: what is validated differs, see the command's help.")
 @click.option("--draws", type=NOT_NEGATIVE, help="For sample: texts of a test, 0 for none [default: 1000].")
 @click.option("--judge", type=NOT_NEGATIVE, help="Differing texts examined in float64; 0: none [default: 5].")
 @click.option("--min-tokens-per-step", type=FiniteRange(min=0), help="Minimum; exit status 6 below it.")
@@ -73,7 +63,7 @@ def run(console: Console, **options: Any) -> None:
 
     Takes about 10 minutes for the built-in model and its 256 prompts on two CPU cores; with --limit 20, a minute.
     """
-    source = chosen_prompts(options)
+    source = shared.chosen_prompts(options)
     check_inputs()
     chosen = chosen_plan(options)
     settings = {**_settings(options), "memory": chosen_memory(console, options)}
@@ -98,8 +88,7 @@ def run(console: Console, **options: Any) -> None:
             console.note(tolerated)
     parts, data = rule_report(found)
     console.report(*parts)
-    origin = origin_of(base, used.heads, used.draft, plan)
-    console.result({**measured_data(found, encoded.skipped), **origin, **data})
+    console.result({**measured_data(found, encoded.skipped), **origin_of(base, used.heads, used.draft, plan), **data})
     found.check(base.tokenizer)
     found.check_minima(options["min_tokens_per_step"], options["min_speedup"])
 
@@ -119,12 +108,12 @@ def _note_calibrated(console: Console, plan: Planned, source: str, skip: int) ->
 def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of `validate`; nothing is judged yet."""
     name = options["acceptance"]
-    check_belongs(("judge",), f"--acceptance {GREEDY}", name == GREEDY)
-    check_belongs(("memory",), f"--acceptance {GREEDY}", name == GREEDY)
-    check_belongs(("draws",), f"--acceptance {SAMPLE}", name == SAMPLE)
+    check_belongs(("judge",), f"--acceptance {shared.GREEDY}", name == shared.GREEDY)
+    check_belongs(("memory",), f"--acceptance {shared.GREEDY}", name == shared.GREEDY)
+    check_belongs(("draws",), f"--acceptance {shared.SAMPLE}", name == shared.SAMPLE)
     if options["temperature"] == 0:
         raise click.UsageError("--temperature 0 is greedy decoding, which is the default: leave out --acceptance")
     settings = {name: options[name] for name in ("max_new_tokens", "repeats", "batch_size", "chat_template")}
     settings |= {} if options["draws"] is None else {"draws": options["draws"]}
-    rule = acceptance_rule(options, rules=_RULES)
+    rule = shared.acceptance_rule(options, rules=_RULES)
     return {**settings, "judge": 0, "acceptance": rule, "division": division_of(options)}

@@ -322,8 +322,7 @@ class TreeDecoder:
         the device, and one a level with a draft model. E504 where a root was chosen from logits that are not finite.
         """
         rows.check(self.base)
-        context = max(rows.session.lengths)
-        drafts = self.trees.draft(rows.drafting, rows.root, rows.hidden, context)
+        drafts = self.trees.draft(rows.drafting, rows.root, rows.hidden, max(rows.session.lengths))
         verified = rows.session.verify(drafts.tokens, drafts.tree)
         node, root = self.acceptance.accept(drafts, verified[0], rows.generator)
         return rows.advance_(drafts, verified, node, root)

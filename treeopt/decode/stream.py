@@ -178,8 +178,7 @@ def _record(seen: Seen, static: Tree | None, base: Base, before: Sequence[int], 
     tokens = tuple(None if void[node] else drafted[node] for node in order)
     texts = _texts(base.tokenizer, before, tree, tokens)
     accepted = tuple(order.index(node) for node in path[:length])
-    ended = tokens[accepted[-1]] in base.eos_ids
-    bonus = None if ended else int(root)
+    bonus = None if tokens[accepted[-1]] in base.eos_ids else int(root)
     line = [*before, *(token for node in accepted if (token := tokens[node]) is not None)]
     return DraftedStep(
         tree=tree,

@@ -204,8 +204,7 @@ def _with_prior(sample: FitSample, folds: Sequence[Drafter]) -> list[Drafter]:
         return [dataclasses.replace(fold, cache_prior=prior) for fold in folds]
 
     def loss(prior: float) -> float:
-        fits = sample.fits(with_prior(prior), _PRIOR_POSITIONS, levels, whole=True)
-        return sum(fit.loss for fit, _ in fits)
+        return sum(fit.loss for fit, _ in sample.fits(with_prior(prior), _PRIOR_POSITIONS, levels, whole=True))
 
     return with_prior(min(CACHE_PRIORS, key=loss))
 

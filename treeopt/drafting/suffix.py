@@ -57,8 +57,7 @@ class SuffixTrie:
     def follow(self, tokens: Iterable[int], active: list[SuffixNode]) -> list[SuffixNode]:
         """The suffixes that are known here after more tokens of another text."""
         for token in tokens:
-            known = [self.root, *active][:DEPTH]
-            active = [node.children[token] for node in known if token in node.children]
+            active = [node.children[token] for node in [self.root, *active][:DEPTH] if token in node.children]
         return active
 
     def learn(self, texts: Iterable[Text], method: SuffixMethod) -> SuffixTrie:

@@ -110,12 +110,11 @@ def diagnose(
     wiring = check_wiring(base, draft, own, progress)
     others = compare_texts(base, draft, own, prompts, options, given, progress) if texts else []
     causes = [one.finding for one in others if one.finding] + findings_in_files(base, draft)
-    outside = outside_shares(draft if isinstance(draft, Base) else None, own)
-    for name, share in outside.items():
+    for name, share in outside_shares(draft if isinstance(draft, Base) else None, own).items():
         if share:
             causes.append(f"{share:.1%} of the tokens ({name}) are not in the draft vocabulary")
-    errors = confidence_errors(base, draft, own)
-    return Diagnosis(wiring, tuple(others), tuple(causes), tuple(errors), len(own), (*encoded.skipped, *turns))
+    errors, skipped = confidence_errors(base, draft, own), (*encoded.skipped, *turns)
+    return Diagnosis(wiring, tuple(others), tuple(causes), tuple(errors), len(own), skipped)
 
 
 def compare_texts(
@@ -190,8 +189,7 @@ def _compared(own: Hits, other: Hits, *, higher: bool) -> TextHits:
 
 def rate(hits: Hits) -> tuple[float, float]:
     """The hit rate of the judged levels, and its standard error, clustered by text."""
-    nothing = dataclasses.replace(hits, hits=hits.hits * 0)
-    return hits.gain(nothing)
+    return hits.gain(dataclasses.replace(hits, hits=hits.hits * 0))
 
 
 def _quantised(base: Base) -> bool:

@@ -169,8 +169,7 @@ class Judge:
             if len(ids) < 2:
                 break
             _, _, cache = self._base.continued(ids[None, :-1], logits_to_keep=1)
-            block = ids[-1:].expand(width)
-            rows.append(self._base.continued(block[None], cache)[0][0, 0])
+            rows.append(self._base.continued(ids[-1:].expand(width)[None], cache)[0][0, 0])
         return torch.stack(rows).double().cpu()
 
 

@@ -307,8 +307,7 @@ def divided_learn(
         check_choice("dtypes", dtype, DTYPES)
     draft = options["draft"] = as_draft(options.get("draft"), base)
     chosen = CalibrationOptions(**options, steps=True)
-    job = job_of(base, loaded, prompts, chosen, learning=learning, progress=progress)
-    run = calibrate(job)
+    run = calibrate(job_of(base, loaded, prompts, chosen, learning=learning, progress=progress))
     if run is None:
         return None
     assert run.learned is not None

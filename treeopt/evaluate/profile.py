@@ -309,8 +309,7 @@ def _samples(base: Base, count: int, length: int) -> Tensor:
     first = torch.randint(base.vocab_size, (count,), generator=_generator()).tolist()
     begin = base.model.generation_config.bos_token_id
     starts = [[token] if begin is None else [int(begin), token] for token in first]
-    rule = Sample(_TEMPERATURE, seed=_SEED)
-    decoder = TreeDecoder(base, None, Tree(()), acceptance=rule, probe=False)
+    decoder = TreeDecoder(base, None, Tree(()), acceptance=Sample(_TEMPERATURE, seed=_SEED), probe=False)
     rows = decoder.prefill(starts, length)
     texts: list[list[int]] = [[] for _ in starts]
     for step in advance(decoder, rows, dict.fromkeys(rows.indices, length), frozenset()):

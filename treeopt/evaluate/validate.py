@@ -22,6 +22,7 @@ from treeopt.decode.rules import Sample, Typical
 from treeopt.drafter import Drafter
 from treeopt.drafting.memory import Memory
 from treeopt.errors import Code, TreeoptError, counted, memory_as_error
+from treeopt.evaluate import divergence
 from treeopt.evaluate.baselines import (
     AUTOREGRESSIVE,
     GENERATE,
@@ -33,16 +34,6 @@ from treeopt.evaluate.baselines import (
     seeded,
     with_decoder,
     with_generate,
-)
-from treeopt.evaluate.divergence import (
-    Cause,
-    Difference,
-    Judge,
-    counted_causes,
-    first_difference,
-    listed,
-    num_common,
-    tolerated,
 )
 from treeopt.evaluate.runs import JUDGED, Inputs, Measured, Runs, ValidateOptions, decode_all
 from treeopt.evaluate.validate_sample import SampleValidation, validate_sample
@@ -72,7 +63,7 @@ class Validation(Measured):
     """The results of a validation under greedy acceptance."""
 
     # every text that is not that of stock generate, those of prompt lookup included; `judged` finds their causes
-    differences: tuple[Difference, ...]
+    differences: tuple[divergence.Difference, ...]
 
     @property
     def lossless(self) -> bool:
@@ -80,7 +71,7 @@ class Validation(Measured):
         return not self.our_differences
 
     @property
-    def our_differences(self) -> tuple[Difference, ...]:
+    def our_differences(self) -> tuple[divergence.Difference, ...]:
         """Differences of the tree and of autoregressive decoding by our loop."""
         return tuple(found for found in self.differences if found.decoder in _OURS)
 
@@ -96,7 +87,7 @@ class Validation(Measured):
 
     def judged(self, base: Base, most: int = JUDGED) -> Validation:
         """A copy with the causes of our differences in at most `most` texts, each by a float64 forward."""
-        texts, judge = {text.prompt_id: text for text in self.texts}, Judge(base, self.nodes)
+        texts, judge = {text.prompt_id: text for text in self.texts}, divergence.Judge(base, self.nodes)
         chosen = set(self._unjudged()[:most])
         decided = [
             judge.decide(one, texts[one.prompt_id]) if one.decoder in _OURS and one.prompt_id in chosen else one
@@ -105,12 +96,14 @@ class Validation(Measured):
         return dataclasses.replace(self, differences=tuple(decided))
 
     def _unjudged(self) -> list[str]:
-        return list(dict.fromkeys(one.prompt_id for one in self.our_differences if one.cause is Cause.UNJUDGED))
+        return list(
+            dict.fromkeys(one.prompt_id for one in self.our_differences if one.cause is divergence.Cause.UNJUDGED)
+        )
 
     @property
-    def failures(self) -> tuple[Difference, ...]:
+    def failures(self) -> tuple[divergence.Difference, ...]:
         """Our differences but ties and, in half precision, rounding and unjudged ones."""
-        return tuple(found for found in self.our_differences if not tolerated(found, self.made_by["dtype"]))
+        return tuple(found for found in self.our_differences if not divergence.tolerated(found, self.made_by["dtype"]))
 
     @property
     def prediction_misses(self) -> tuple[Trial, ...]:
@@ -122,11 +115,11 @@ class Validation(Measured):
         texts = len({one.prompt_id for one in self.failures})
         if texts:
             fix = f"--judge {self.differing} judges all" if self.differing > self.num_judged else ""
-            causes = counted_causes(self.failures)
+            causes = divergence.counted_causes(self.failures)
             raise TreeoptError(
                 Code.NOT_LOSSLESS,
                 f"{texts} of {len(self.metrics.trials)} texts differ from greedy decoding ({causes})",
-                at=listed(self.failures, tokenizer),
+                at=divergence.listed(self.failures, tokenizer),
                 why="in float64 the gap of the logits is 0 (tie), below the dtype's resolution (rounding), or a bug",
                 fix=fix if self.made_by["dtype"] == "float32" else "repeat with --dtype float32",
             )
@@ -305,13 +298,13 @@ def make_inputs(
     return inputs, decoder
 
 
-def _differences(runs: Runs) -> Iterator[Difference]:
+def _differences(runs: Runs) -> Iterator[divergence.Difference]:
     """For each text and baseline the first repeat that differs from the first one of stock generate."""
     for trial in runs.trials:
         for name, repeats in trial.runs.items():
             wrong = next((run.tokens for run in repeats if run.tokens != trial.text.answer), None)
             if wrong is not None:
-                yield first_difference(trial.text, name, wrong)
+                yield divergence.first_difference(trial.text, name, wrong)
 
 
 @dataclass(frozen=True)
@@ -359,7 +352,7 @@ def distinct(answers: Sequence[Tokens], n: int) -> float:
 def agreement(answers: Sequence[Tokens], greedy: Sequence[Tokens]) -> float:
     """Tokens before the first difference to the greedy text / tokens of the longer text of the two, both summed."""
     pairs = list(zip(answers, greedy, strict=True))
-    return sum(num_common(*pair) for pair in pairs) / sum(max(map(len, pair)) for pair in pairs)
+    return sum(divergence.num_common(*pair) for pair in pairs) / sum(max(map(len, pair)) for pair in pairs)
 
 
 @dataclass(frozen=True)

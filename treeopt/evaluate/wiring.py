@@ -183,8 +183,7 @@ def hits_of(base: Base, variant: Variant, texts: Sequence[Text], states: dict[in
     if isinstance(draft, MedusaHeads):
         proposer: Proposer = HeadsProposer(base, draft)
     else:
-        levels = min(LEVELS, most_levels(draft.model))
-        record = Drafter.model_only(levels, 1, draft.fingerprint, kind_of(draft.model))
+        record = Drafter.model_only(min(LEVELS, most_levels(draft.model)), 1, draft.fingerprint, kind_of(draft.model))
         proposer = proposer_for(base, None, record, draft)
     if not reads_of(proposer):
         whole = [one[len(text.prompt) - 1 :][: len(text.answer)] for one, text in zip(whole, texts, strict=True)]

@@ -18,22 +18,15 @@ from torch import Tensor
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable, make_folder, write_files
 from treeopt.files.configurations import with_stored
+from treeopt.models import head_files
 from treeopt.models.base import Base, load_base
 from treeopt.models.compatibility import check_heads_fit
 from treeopt.models.devices import weight_of
-from treeopt.models.head_files import (
-    CONFIG_FILE,
-    NXDI_FILE,
-    VLLM_FILE,
-    WEIGHT_FILES,
-    check_heads_writable,
-    medusa_numbers,
-)
 from treeopt.models.head_layouts import MEDUSA, NXDI, VLLM, state_of
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.tensors import State
 
-SAFETENSORS, PICKLE = WEIGHT_FILES
+SAFETENSORS, PICKLE = head_files.WEIGHT_FILES
 _VLLM_MARK = "medusa_fc_bias"  # in the config of heads for vLLM, and in none of a base model
 
 
@@ -62,11 +55,11 @@ def _check_output(to: str, folder: str | os.PathLike[str], *, own: bool, overwri
     place = Path(folder)
     if to == "nxdi":
         if place.exists():
-            check_writable(place / NXDI_FILE, overwrite=overwrite)
+            check_writable(place / head_files.NXDI_FILE, overwrite=overwrite)
     elif to == "vllm":
-        check_heads_writable(place, overwrite=overwrite, names=(VLLM_FILE,), mark=_VLLM_MARK)
+        head_files.check_heads_writable(place, overwrite=overwrite, names=(head_files.VLLM_FILE,), mark=_VLLM_MARK)
     else:
-        check_heads_writable(place, overwrite=overwrite)
+        head_files.check_heads_writable(place, overwrite=overwrite)
         other = SAFETENSORS if to == "medusa" and own else PICKLE
         if (place / other).exists():
             what = f"{place} has {other}, and programs would read either it or the new file"
@@ -113,10 +106,10 @@ def convert_heads(
     name, state = _weights(heads, to)
     content = {name: _saved(name, state)}
     if to != "nxdi":
-        config = _vllm_config(heads, state) if to == "vllm" else medusa_numbers(heads)
+        config = _vllm_config(heads, state) if to == "vllm" else head_files.medusa_numbers(heads)
         config |= {"num_medusa_heads": heads.num_heads} if to == "medusa" else {}  # TensorRT-LLM's name
         config |= {"treeopt": origin} if (origin := with_stored({})) else {}
-        content[CONFIG_FILE] = (json.dumps(_named(base) | config, indent=1) + "\n").encode()
+        content[head_files.CONFIG_FILE] = (json.dumps(_named(base) | config, indent=1) + "\n").encode()
     write_files({place / file: raw for file, raw in content.items()})
     return ConvertedHeads(tuple(place / file for file in content), tuple(notes))
 
@@ -142,7 +135,7 @@ def _with_lm_heads(heads: MedusaHeads, base: Base | str | os.PathLike[str] | Non
 def _weights(heads: MedusaHeads, to: str) -> tuple[str, State]:
     """The name of the weights file, and its tensors."""
     if to == "nxdi":
-        return NXDI_FILE, state_of(heads, NXDI)
+        return head_files.NXDI_FILE, state_of(heads, NXDI)
     if to != "vllm":
         # The original code and TensorRT-LLM read v1 from the pickle; TGI and v2 are safetensors.
         return PICKLE if to == "medusa" and heads.lm_head is not None else SAFETENSORS, state_of(heads, MEDUSA)
@@ -154,7 +147,7 @@ def _weights(heads: MedusaHeads, to: str) -> tuple[str, State]:
         state["lm_head.weight"] = first
     if heads.token_map is not None:
         state["token_map"] = heads.token_map.cpu()
-    return VLLM_FILE, state
+    return head_files.VLLM_FILE, state
 
 
 def _saved(name: str, state: State) -> bytes:

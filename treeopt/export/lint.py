@@ -336,8 +336,7 @@ def build_for(calibration: Calibration, job: BuildJob, *, progress: Progress = s
     built = run_job(calibration, job, progress=progress)
     findings = lint_tree(built.tree, job.engine) if job.engine else []
     while any(finding.rule in (DRAFT_ROWS, EXPANDED_FIRST) for finding in findings):
-        flatter = dataclasses.replace(job, max_depth=built.tree.depth - 1)
-        built = run_job(calibration, flatter, progress=progress)
+        built = run_job(calibration, dataclasses.replace(job, max_depth=built.tree.depth - 1), progress=progress)
         findings = lint_tree(built.tree, job.engine)
     budget: dict[str, Any] = {"nodes": built.budget, "path_tokens": built.limits.path_tokens}
     without = dataclasses.replace(job, engine="", max_rank=None, **budget)
@@ -345,5 +344,4 @@ def build_for(calibration: Calibration, job: BuildJob, *, progress: Progress = s
     one, other = free.fit.sums, built.fit.sums
     if one is None or other is None:
         return Constrained(built, replayed_gain(free.tree, built.tree, built.fitted), False, tuple(findings))
-    gain = gain_of_sums(built.fitted.clusters, one, other)
-    return Constrained(built, gain, True, tuple(findings))
+    return Constrained(built, gain_of_sums(built.fitted.clusters, one, other), True, tuple(findings))

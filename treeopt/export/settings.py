@@ -261,8 +261,7 @@ def _of_counters(found: EngineSettings, estimates: CounterEstimates) -> EngineSe
     if estimates.too_short(found.drafts if found.budgets else None):
         share = f"{estimates.last_rate:.1%} of the steps accepted all {counted(estimates.longest, 'draft')}"
         notes.append(f"a longer chain may be faster: {share}; measure with more drafts")
-    whole = found.drafts == estimates.longest
-    bound, rates = (COUNTED, estimates.rates) if whole else (ESTIMATE, ())
+    bound, rates = (COUNTED, estimates.rates) if found.drafts == estimates.longest else (ESTIMATE, ())
     return dataclasses.replace(found, estimates=estimates, bound=bound, notes=tuple(notes), rates=rates)
 
 

@@ -13,27 +13,11 @@ from pydantic import Field
 from treeopt.defaults import KINDS, TOO_LARGE
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
+from treeopt.files import trees
 from treeopt.files.configurations import entries, flow_mapping, stored_lines
 from treeopt.files.drafters import load_drafter
 from treeopt.files.outputs import TREE, write_marked
 from treeopt.files.strict_yaml import Document, Faults, Schema, check, faults_error
-from treeopt.files.trees import (
-    DrafterLine,
-    GivenTree,
-    PathLine,
-    SizeLines,
-    as_tree,
-    cost_lines,
-    drafter_fields,
-    drafter_line,
-    load_document,
-    path_lines,
-    paths_faults,
-    plan_of_document,
-    policy_of,
-    schema_of_document,
-    size_line,
-)
 from treeopt.policy import Plan, TreePolicy
 from treeopt.schedule import Planned, Schedule, ScheduledPlan
 from treeopt.tree import Tree
@@ -52,7 +36,7 @@ class StaticLine(Schema):
     """One tree for all steps."""
 
     kind: Literal["static"]
-    paths: list[PathLine] = Field(min_length=1)
+    paths: list[trees.PathLine] = Field(min_length=1)
 
 
 class CellLine(Schema):
@@ -72,10 +56,10 @@ class ScheduleFile(Schema):
 
     schema_name: Literal["treeopt.schedule/1"] = Field(alias="schema")
     made_by: str | None = None
-    drafter: DrafterLine | None = None
+    drafter: trees.DrafterLine | None = None
     calibration: dict[str, str | int] | None = None
     configuration: dict[str, dict[str, Any]] | None = None
-    plans: list[Annotated[NoneLine | StaticLine | SizeLines, Field(discriminator="kind")]] = Field(min_length=1)
+    plans: list[Annotated[NoneLine | StaticLine | trees.SizeLines, Field(discriminator="kind")]] = Field(min_length=1)
     cells: list[CellLine] = Field(min_length=1)
 
 
@@ -85,10 +69,10 @@ def load_planned(name_or_path: str | os.PathLike[str]) -> Planned:
     Raises:
         TreeoptError: as `load_plan`.
     """
-    found = load_document(name_or_path)
-    if isinstance(found, Document) and schema_of_document(found) == SCHEMA:
+    found = trees.load_document(name_or_path)
+    if isinstance(found, Document) and trees.schema_of_document(found) == SCHEMA:
         return _schedule_of(found)
-    return plan_of_document(found)
+    return trees.plan_of_document(found)
 
 
 def load_plan_for(name_or_path: str | os.PathLike[str]) -> tuple[Planned, Drafter | None]:
@@ -106,12 +90,12 @@ def _schedule_of(document: Document) -> Schedule:
     """The schedule of a document; E203 with every fault (at most 10) and its place."""
     content = check(document, ScheduleFile, SCHEMA)
     source = content.model_dump(include={"made_by", "calibration", "configuration"}, exclude_none=True)
-    fields = drafter_fields(content.drafter, document.path, source)
+    fields = trees.drafter_fields(content.drafter, document.path, source)
     faults: Faults = []
     plans: list[Plan] = []
     for i, line in enumerate(content.plans):
         try:
-            found = paths_faults(line.paths) if isinstance(line, StaticLine) else []
+            found = trees.paths_faults(line.paths) if isinstance(line, StaticLine) else []
             faults += [(("plans", i, *where), what) for where, what in found]
             plans += [] if found else [_plan_of(line, fields.get("drafter", ""))]
         except TreeoptError as error:
@@ -134,9 +118,9 @@ def _schedule_of(document: Document) -> Schedule:
     raise faults_error(document, SCHEMA, faults)
 
 
-def _plan_of(line: NoneLine | StaticLine | SizeLines, drafter: str) -> Plan:
-    if isinstance(line, SizeLines):
-        return policy_of(line, drafter=drafter)
+def _plan_of(line: NoneLine | StaticLine | trees.SizeLines, drafter: str) -> Plan:
+    if isinstance(line, trees.SizeLines):
+        return trees.policy_of(line, drafter=drafter)
     lines = line.paths if isinstance(line, StaticLine) else []
     values = [one.value for one in lines if one.value is not None]
     return Tree.from_paths([one.path for one in lines], values or None, drafter=drafter)
@@ -152,7 +136,7 @@ def schedule_yaml(schedule: Schedule, path: str | os.PathLike[str] = "schedule.y
     lines = ["# the plan of a step by the texts in progress and the cached tokens of the longest", f"schema: {SCHEMA}"]
     lines += entries(schedule.source, "made_by")
     if schedule.drafter:
-        lines.append(drafter_line(schedule.drafter, schedule.source, path))
+        lines.append(trees.drafter_line(schedule.drafter, schedule.source, path))
     lines += [*entries(schedule.source, "calibration"), *stored_lines(schedule.source), "plans:"]
     for plan in schedule.plans:
         lines += _plan_lines(plan)
@@ -166,23 +150,23 @@ def schedule_yaml(schedule: Schedule, path: str | os.PathLike[str] = "schedule.y
 
 def _plan_lines(plan: Plan) -> Iterator[str]:
     if isinstance(plan, TreePolicy):
-        yield from (f"- kind: {KINDS[1]}", f"  {size_line(plan)}", f"  depth: {plan.depth}")
+        yield from (f"- kind: {KINDS[1]}", f"  {trees.size_line(plan)}", f"  depth: {plan.depth}")
         if plan.size_cost:
-            yield from ("  size_cost:", *(f"  {line}" for line in cost_lines(plan)))
+            yield from ("  size_cost:", *(f"  {line}" for line in trees.cost_lines(plan)))
     elif plan.paths:
-        yield from (f"- kind: {KINDS[0]}", "  paths:", *(f"  {line}" for line in path_lines(plan)))
+        yield from (f"- kind: {KINDS[0]}", "  paths:", *(f"  {line}" for line in trees.path_lines(plan)))
     else:
         yield "- kind: none"
 
 
-GivenPlan = GivenTree | TreePolicy | Schedule
+GivenPlan = trees.GivenTree | TreePolicy | Schedule
 
 
 def as_plan(tree: GivenPlan) -> Planned:
     """The plan: given as a record, as a name of a file or of `treeopt list`, or as a list of paths."""
     if isinstance(tree, (Tree, TreePolicy, Schedule)):
         return tree
-    return load_planned(tree) if isinstance(tree, (str, os.PathLike)) else as_tree(tree)
+    return load_planned(tree) if isinstance(tree, (str, os.PathLike)) else trees.as_tree(tree)
 
 
 def as_plan_for(

@@ -13,26 +13,16 @@ from typing import Any
 
 from treeopt.defaults import MAX_DEPTH
 from treeopt.errors import Code, TreeoptError
+from treeopt.models import draft_layouts as layouts
 from treeopt.models.block_heads import MARKOV_KINDS, VANILLA
 from treeopt.models.block_module import BlockWiring
-from treeopt.models.draft_layouts import (
-    SLIDING,
-    SPECULATORS,
-    UNUSED,
-    ModuleLayout,
-    Names,
-    decoder_config,
-    state_size,
-    states_of,
-    unread,
-)
 
 _AUX, _TARGETS = "aux_hidden_state_layer_ids", "target_layer_ids"
 _TWIN = "encoder.output_norm_enc.weight"  # a tensor of transformers' own layout
 # Heads of DSpark and Domino, and where they are in a module. Older files have them in `logit_head`.
 _HEADS = {"markov_head": "", "confidence_head": "", "prefix_gru": "domino.", "embed_proj": "domino."}
-_NAMES: Names = (
-    *UNUSED,
+_NAMES: layouts.Names = (
+    *layouts.UNUSED,
     (r"layers\.", "decoder.layers."),
     (r"embed_tokens\.", "embeddings."),
     *((rf"{old}{one}\.", f"{at}{one}.") for old in ("", r"logit_head\.") for one, at in _HEADS.items()),
@@ -60,7 +50,7 @@ _PLAIN = {
 def is_block(keys: Iterable[str], config: Mapping[str, Any]) -> bool:
     """Whether a config names a block drafter, or tensors of these names are those of one."""
     known, named = set(keys), config.get("architectures")
-    by_name = [*map(str, named if isinstance(named, list) else []), str(config.get(SPECULATORS, ""))]
+    by_name = [*map(str, named if isinstance(named, list) else []), str(config.get(layouts.SPECULATORS, ""))]
     if any(re.fullmatch(_ARCHITECTURES, name) for name in by_name):
         return True
     return {"fc.weight", "hidden_norm.weight", "norm.weight"} <= known and "midlayer.hidden_norm.weight" not in known
@@ -68,15 +58,15 @@ def is_block(keys: Iterable[str], config: Mapping[str, Any]) -> bool:
 
 def block_layout(
     name: str, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], layers: int
-) -> ModuleLayout:
+) -> layouts.ModuleLayout:
     """The layout of a block drafter; arguments as `eagle_layout`."""
     part = config.get("dflash_config")
     settings = {**config, **(part if isinstance(part, Mapping) else {})}
     for key, plain in _PLAIN.items():
         if settings.get(key) not in plain:
-            raise unread(name, f"its {key} is {settings[key]!r}, which is not read")
-    decoder = decoder_config(name, _typed(config, shapes), shapes, "qwen3")
-    window, sliding = config.get("sliding_window"), SLIDING in (getattr(decoder, "layer_types", None) or ())
+            raise layouts.unread(name, f"its {key} is {settings[key]!r}, which is not read")
+    decoder = layouts.decoder_config(name, _typed(config, shapes), shapes, "qwen3")
+    window, sliding = config.get("sliding_window"), layouts.SLIDING in (getattr(decoder, "layer_types", None) or ())
     if type(window) is int and window > 0 and sliding:
         # Qwen3's config has no window by default. In transformers' class of drafters a row as far as that is seen.
         decoder.sliding_window, decoder.use_sliding_window = window + (_TWIN in shapes), True
@@ -84,7 +74,7 @@ def block_layout(
     wiring = BlockWiring(
         title=_title(config, settings, shapes),
         reads=_reads(name, config, settings, layers, decoder.num_hidden_layers),
-        state_size=state_size(name, config, width),
+        state_size=layouts.state_size(name, config, width),
         size=_number(name, settings, "block_size", None, 2, MAX_DEPTH),
         mask=_number(name, settings, "mask_token_id", None),
         **_causal(config, settings, sliding=sliding and _TWIN not in shapes),
@@ -94,7 +84,7 @@ def block_layout(
         vocabulary=head[0] if len(head) == 2 else 0,
         own_embeddings="embed_tokens.weight" in shapes,
     )
-    return ModuleLayout(wiring, decoder, _NAMES)
+    return layouts.ModuleLayout(wiring, decoder, _NAMES)
 
 
 def _typed(config: Mapping[str, Any], shapes: Iterable[str]) -> Mapping[str, Any]:
@@ -116,25 +106,25 @@ def _causal(config: Mapping[str, Any], settings: Mapping[str, Any], *, sliding: 
     said = [settings[key] for key in ("is_causal", "causal", "causal_head") if isinstance(settings.get(key), bool)]
     if said:
         return {"causal": said[0] if isinstance(settings.get("is_causal"), bool) else any(said)}
-    free = config.get("sliding_window_non_causal", config.get(SPECULATORS) == "dflash2")
-    return {"causal_kinds": (SLIDING,) if sliding and free is not True else ()}
+    free = config.get("sliding_window_non_causal", config.get(layouts.SPECULATORS) == "dflash2")
+    return {"causal_kinds": (layouts.SLIDING,) if sliding and free is not True else ()}
 
 
 def _parts(name: str, settings: Mapping[str, Any], width: int, vocab_size: int) -> dict[str, Any]:
     """The fields of a wiring that say what a block drafter has beside the layers of DFlash."""
     markov = settings.get("markov_head_type") or VANILLA
     if markov not in MARKOV_KINDS:
-        raise unread(name, f"its markov_head_type is {markov!r}, not one of {', '.join(MARKOV_KINDS)}")
+        raise layouts.unread(name, f"its markov_head_type is {markov!r}, not one of {', '.join(MARKOV_KINDS)}")
     found: dict[str, Any] = {"markov": markov, "markov_rank": _number(name, settings, "markov_rank", 0)}
     if settings.get("enable_confidence_head") is True:
         of_token = settings.get("confidence_head_with_markov") is True
         found |= {"confidence": True, "confidence_of_token": of_token}
         if not found["markov_rank"]:
-            raise unread(name, "it has a confidence head, and has no Markov head")
+            raise layouts.unread(name, "it has a confidence head, and has no Markov head")
     if taps := _number(name, settings, "conv_kernel_size", 0):
         group = _number(name, settings, "conv_group_size", 1, 1)
         if width % group:
-            raise unread(name, f"its conv_group_size is {group}, which does not divide its hidden size {width}")
+            raise layouts.unread(name, f"its conv_group_size is {group}, which does not divide its hidden size {width}")
         found |= {"taps": taps, "group": group}
     if rank := _number(name, settings, "selector_rank", 0):
         top_k = _number(name, settings, "selector_top_k", None, 1, vocab_size)
@@ -157,14 +147,14 @@ def _number(
     found = settings.get(key)
     found = default if found is None else found
     if type(found) is not int or not least <= found <= most:
-        raise unread(name, f"its {key} is {found!r}, not a number from {least} to {most}")
+        raise layouts.unread(name, f"its {key} is {found!r}, not a number from {least} to {most}")
     return found
 
 
 def _from_root(config: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     """Whether the root's row predicts, by the config, or else by its name."""
     said = [settings[key] for key in ("sample_from_anchor", "shift_label") if isinstance(settings.get(key), bool)]
-    names = f"{config.get('architectures')} {config.get(SPECULATORS, '')}".lower()
+    names = f"{config.get('architectures')} {config.get(layouts.SPECULATORS, '')}".lower()
     return bool(said[0]) if said else "dspark" in names or settings.get("projector_type") == "dspark"
 
 
@@ -179,7 +169,7 @@ def _title(config: Mapping[str, Any], settings: Mapping[str, Any], shapes: Mappi
         "DFlash2": bool(settings.get("selector_rank")),
     }
     kind = next((one for one, marked in marks.items() if marked), "DFlash")
-    if SPECULATORS in config:
+    if layouts.SPECULATORS in config:
         return f"{kind} (speculators)"
     own = "DeepSpec" if "target_layer_ids" in config else "SpecForge"
     return f"{kind} ({own if kind == 'DSpark' else 'z-lab'})"
@@ -187,10 +177,10 @@ def _title(config: Mapping[str, Any], settings: Mapping[str, Any], shapes: Mappi
 
 def _reads(name: str, config: Mapping[str, Any], settings: Mapping[str, Any], layers: int, own: int) -> tuple[int, ...]:
     """The states that a block drafter of `own` layers reads; see the module's docstring."""
-    given, more = (config.get(_AUX), 0) if SPECULATORS in config else (settings.get(_TARGETS), 1)
+    given, more = (config.get(_AUX), 0) if layouts.SPECULATORS in config else (settings.get(_TARGETS), 1)
     if given is None:
         given, more = [round(1 + i * (layers - 4) / (own - 1)) for i in range(own)] if own > 1 else [layers // 2], 1
-    return states_of(name, given, more, layers)
+    return layouts.states_of(name, given, more, layers)
 
 
 def check_mask(name: str, wiring: Any, vocab_size: int) -> None:

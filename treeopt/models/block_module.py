@@ -25,17 +25,8 @@ from transformers import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from treeopt.defaults import BLOCK
+from treeopt.models import block_heads
 from treeopt.models.base import CACHE
-from treeopt.models.block_heads import (
-    VANILLA,
-    BlockConvolution,
-    CandidateSelector,
-    ConfidenceHead,
-    DominoHead,
-    MarkovHead,
-    TokenHead,
-    convolved,
-)
 from treeopt.models.draft_module import StateModule, stock_decoder
 
 
@@ -70,7 +61,7 @@ class BlockWiring:
     causal_kinds: tuple[str, ...] = ()
     mask_embedding: bool = False
     from_root: bool = False
-    markov: str = VANILLA
+    markov: str = block_heads.VANILLA
     markov_rank: int = 0
     confidence: bool = False
     confidence_of_token: bool = False
@@ -106,17 +97,17 @@ class BlockModule(StateModule):
             self.mask_embedding = nn.Parameter(torch.zeros(config.hidden_size))
         sizes = vocab_size, wiring.vocabulary or vocab_size, config.hidden_size
         if wiring.markov_rank:
-            self.markov_head = MarkovHead(*sizes, wiring.markov_rank, wiring.markov)
+            self.markov_head = block_heads.MarkovHead(*sizes, wiring.markov_rank, wiring.markov)
         if wiring.selector_rank:
-            self.candidate_selector = CandidateSelector(*sizes, wiring.selector_rank, wiring.selector_top_k)
+            self.candidate_selector = block_heads.CandidateSelector(*sizes, wiring.selector_rank, wiring.selector_top_k)
         if wiring.domino:
-            self.domino = DominoHead(*sizes[1:], *wiring.domino)
+            self.domino = block_heads.DominoHead(*sizes[1:], *wiring.domino)
         if wiring.confidence:
             beside = wiring.markov_rank if wiring.confidence_of_token else 0
-            self.confidence_head = ConfidenceHead(config.hidden_size + beside)
+            self.confidence_head = block_heads.ConfidenceHead(config.hidden_size + beside)
         for layer in self.decoder.layers if wiring.taps else ():
-            layer.attention_conv = BlockConvolution(config.hidden_size, wiring.taps, wiring.group)
-            layer.mlp_conv = BlockConvolution(config.hidden_size, wiring.taps, wiring.group)
+            layer.attention_conv = block_heads.BlockConvolution(config.hidden_size, wiring.taps, wiring.group)
+            layer.mlp_conv = block_heads.BlockConvolution(config.hidden_size, wiring.taps, wiring.group)
         self.post_init()
 
     @property
@@ -126,7 +117,7 @@ class BlockModule(StateModule):
         return size if self.wiring.from_root else size - 1
 
     @property
-    def token_head(self) -> TokenHead | None:
+    def token_head(self) -> block_heads.TokenHead | None:
         """The head by which a level's logits depend on the token above; None where they do not."""
         names = ("markov_head", "candidate_selector", "domino")
         return next((getattr(self, name) for name in names if hasattr(self, name)), None)
@@ -188,7 +179,7 @@ class BlockModule(StateModule):
         if not self.wiring.taps:
             return normed, lambda rows: rows
         kernels = getattr(layer, name).kernels(normed)
-        return convolved(normed, kernels[0]), partial(convolved, kernels=kernels[1])
+        return block_heads.convolved(normed, kernels[0]), partial(block_heads.convolved, kernels=kernels[1])
 
     def embedded_rows(self, tokens: Tensor) -> Tensor:
         """The embeddings of a block: of the root, then of the mask."""

@@ -106,8 +106,7 @@ def check_loaded(name: str, model: nn.Module, info: Mapping[str, Any]) -> tuple[
 
 def wrong_settings(model: PreTrainedModel) -> Iterator[str]:
     """Settings of a model's config or generation config that are invalid for text generation."""
-    head = model.get_output_embeddings()
-    weight = getattr(head, "weight", None)
+    weight = getattr(model.get_output_embeddings(), "weight", None)
     if weight is None or weight.ndim != 2:
         yield "it has no linear LM head"
         return

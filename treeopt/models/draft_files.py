@@ -18,25 +18,12 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from treeopt.defaults import BLOCK, EAGLE, MODEL, MTP
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes
+from treeopt.models import draft_layouts as layouts
 from treeopt.models.base import DTYPES, Base, load_base
 from treeopt.models.block_layouts import block_layout, check_mask, is_block
 from treeopt.models.block_module import BlockModule, BlockWiring
 from treeopt.models.checkpoint import plain_reason
 from treeopt.models.compatibility import check_draft
-from treeopt.models.draft_layouts import (
-    DROPPED,
-    LM_HEADS,
-    SPECULATORS,
-    ModuleLayout,
-    eagle_layout,
-    is_eagle,
-    is_parallel,
-    mtp_layers,
-    mtp_layout,
-    mtp_tensors,
-    other_kind,
-    unread_mtp,
-)
 from treeopt.models.draft_module import OWN, DraftModule, StateModule
 from treeopt.models.hub import built_in, find_base, find_weights, here, looks_local
 from treeopt.models.tensors import State, fingerprints, listed, misfit, read_config, tensor_loaders
@@ -59,27 +46,27 @@ def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "aut
         return _load_mtp(base)
     folder = find_base(name)
     config = _config_in(folder)
-    _check_kind(name, other_kind([], config))
+    _check_kind(name, layouts.other_kind([], config))
     if _may_be_module(config):
         folder = find_weights(name, folder)
         loaders = _unwrapped(tensor_loaders(_weights(folder, name), lambda _, keys: keys))
-        _check_kind(name, other_kind(loaders, config))
-        if is_block(loaders, config) or is_eagle(loaders):
+        _check_kind(name, layouts.other_kind(loaders, config))
+        if is_block(loaders, config) or layouts.is_eagle(loaders):
             if not config:
                 raise TreeoptError(
                     Code.FILE_MISSING, f"{name} is a draft module, and has no config.json with its sizes"
                 )
             layers = int(base.model.config.get_text_config().num_hidden_layers)
             state = {key: load() for key, load in loaders.items()}
-            layout_of = block_layout if is_block(loaders, config) else eagle_layout
+            layout_of = block_layout if is_block(loaders, config) else layouts.eagle_layout
             layout = layout_of(name, config, {key: tuple(one.shape) for key, one in state.items()}, layers)
             _check_config(name, base, config)
             notes = (*_made_for(name, base, config), *_other_tokens(name, base, folder))
             return dataclasses.replace(_module(name, base, layout, state), notes=notes)
-        if config.get(SPECULATORS) == MTP:
-            if not (keys := mtp_tensors(loaders, base.model.config)):
+        if config.get(layouts.SPECULATORS) == MTP:
+            if not (keys := layouts.mtp_tensors(loaders, base.model.config)):
                 raise TreeoptError(Code.DRAFT_INVALID, f"{name} has no tensors of an MTP layer: {listed(loaders)}")
-            layout = mtp_layout(keys, base.model.config, base.hidden_size, config)
+            layout = layouts.mtp_layout(keys, base.model.config, base.hidden_size, config)
             module = _module(name, base, layout, {key: loaders[key]() for key in keys.values()})
             return dataclasses.replace(module, notes=tuple(_made_for(name, base, config)))
     draft = load_base(name, dtype=dtype, device=device)
@@ -103,7 +90,7 @@ def _may_be_module(config: Mapping[str, Any]) -> bool:
     """Whether a config may be of a module: a config of speculators, of a block drafter, or of few layers."""
     layers = config.get("num_hidden_layers")
     block = is_block([], config) or "dflash_config" in config
-    return SPECULATORS in config or block or not isinstance(layers, int) or layers <= _FEW_LAYERS
+    return layouts.SPECULATORS in config or block or not isinstance(layers, int) or layers <= _FEW_LAYERS
 
 
 def _weights(folder: Path, name: str) -> Path:
@@ -126,7 +113,7 @@ def _load_mtp(base: Base) -> Base:
     config, loaders = base.model.config, dict[str, Any]()
     if folder.is_dir() and any((folder / file).exists() for file in _WEIGHTS):
         loaders |= tensor_loaders(_weights(folder, base.name), lambda _, keys: _all_mtp(keys, config))
-    tensors, unread = mtp_tensors(loaders, config), unread_mtp(config)
+    tensors, unread = layouts.mtp_tensors(loaders, config), layouts.unread_mtp(config)
     other = [key for key in loaders if re.search(r"(^|\.)mtp\w*\.", key)]
     if not tensors or unread:
         kind = f"{unread}'s, which is not read" if unread else f"another one, with tensors such as {listed(other)}"
@@ -134,16 +121,16 @@ def _load_mtp(base: Base) -> Base:
         what = f"the checkpoint of {base.name} ({config.model_type}) has no MTP layer that treeopt reads"
         fix = "--draft FOLDER of an EAGLE head or a draft model, or without --draft --drafter ngram"
         raise TreeoptError(Code.DRAFT_INVALID, what, why=why, fix=fix)
-    count, layers = max(1, mtp_layers(config)), list[Base]()
+    count, layers = max(1, layouts.mtp_layers(config)), list[Base]()
     while tensors and len(layers) < count:
         lm_head = _lm_head(base, tensors, loaders)
-        layout = mtp_layout(tensors, config, base.hidden_size, number=len(layers), lm_head=lm_head)
+        layout = layouts.mtp_layout(tensors, config, base.hidden_size, number=len(layers), lm_head=lm_head)
         state = {key: loaders[key]() for key in tensors.values()}
         gate = tensors.get("self_attn.g_proj.weight")  # of Step-3.7 one row for each head
         if gate is not None and layout.config.model_type == "step3p5" and state[gate].ndim == 2:
             layout.config.num_attention_heads = len(state[gate])
         layers.append(_module(MTP, base, layout, state))
-        tensors = mtp_tensors(loaders, config, len(layers))
+        tensors = layouts.mtp_tensors(loaders, config, len(layers))
     module = layers[0]
     assert isinstance(module.model, DraftModule)
     for layer in layers[1:]:
@@ -155,7 +142,7 @@ def _load_mtp(base: Base) -> Base:
 def _all_mtp(keys: Iterable[str], config: PreTrainedConfig) -> list[str]:
     """The names of the tensors of all MTP layers among a base's."""
     known, number, found = list(keys), 0, list[str]()
-    while layer := mtp_tensors(known, config, number):
+    while layer := layouts.mtp_tensors(known, config, number):
         found += layer.values()
         number += 1
     return list(dict.fromkeys(found))
@@ -166,14 +153,14 @@ def _lm_head(base: Base, tensors: Mapping[str, str], loaders: Mapping[str, Calla
 
     E216 where its embeddings are no copies.
     """
-    shared = {"embed_tokens.weight": base.model.get_input_embeddings(), **dict.fromkeys(LM_HEADS, base.lm_head)}
+    shared = {"embed_tokens.weight": base.model.get_input_embeddings(), **dict.fromkeys(layouts.LM_HEADS, base.lm_head)}
     for key, module in shared.items():
         if key in tensors:
             own, of_base = loaders[tensors[key]](), module.weight
             same = own.shape == of_base.shape
             if same and torch.equal(own.to(of_base.device, of_base.dtype), of_base):
                 continue
-            if same and key in LM_HEADS:
+            if same and key in layouts.LM_HEADS:
                 return tensors[key], len(own)
             what = f"the MTP layer of {base.name} has a {tensors[key]} that is not the base's"
             why = "a layer with embeddings of its own, or an LM head of another shape, is not read"
@@ -213,7 +200,7 @@ def _other_tokens(name: str, base: Base, folder: Path) -> Iterator[str]:
         yield f"warning: {name} was made for another tokenizer: {other} of its tokens have other numbers here"
 
 
-def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
+def _module(name: str, base: Base, layout: layouts.ModuleLayout, state: State) -> Base:
     """The module of these tensors as a model, in the base's dtype and on its device."""
     wiring, text = layout.wiring, base.model.config.get_text_config()
     kind: Any = BlockModule if isinstance(wiring, BlockWiring) else DraftModule
@@ -224,7 +211,7 @@ def _module(name: str, base: Base, layout: ModuleLayout, state: State) -> Base:
     width = layout.config.hidden_size
     if width != base.hidden_size and not (wiring.own_embeddings and wiring.vocabulary):
         raise _mismatch(name, base, f"its hidden size is {width}, the base's {base.hidden_size}")
-    weights = (key for key in state if layout.renamed(key) != DROPPED)
+    weights = (key for key in state if layout.renamed(key) != layouts.DROPPED)
     if odd := [key for key in weights if state[key].dtype not in (*DTYPES.values(), torch.int64)]:
         what = f"{name} has weights of {state[odd[0]].dtype}, such as {odd[0]}"
         fix = "a module in 16 or 32 bits"
@@ -268,12 +255,14 @@ def beside(base: Base, module: StateModule, name: str) -> Base:
     return Base(module, base.tokenizer, name)
 
 
-def _fitting(name: str, module: StateModule, layout: ModuleLayout, state: State, of_base: str) -> dict[str, Tensor]:
+def _fitting(
+    name: str, module: StateModule, layout: layouts.ModuleLayout, state: State, of_base: str
+) -> dict[str, Tensor]:
     """The tensors by a module's names; E216 names those that are missing, unexpected or of another shape.
 
     `of_base` is the type of the base's config.
     """
-    read = [key for key in state if layout.renamed(key) != DROPPED]
+    read = [key for key in state if layout.renamed(key) != layouts.DROPPED]
     known = {layout.renamed(key): key for key in read}
     twice = [key for key in read if known[layout.renamed(key)] != key]
     tensors = {made: state[key] for made, key in known.items()}
@@ -373,6 +362,6 @@ def kind_in_files(name: str) -> str:
     tensors = _unwrapped(tensor_loaders(_weights(folder, name), lambda _, __: ()))
     if is_block(tensors, config):
         return BLOCK
-    if is_eagle(tensors):
-        return BLOCK if is_parallel(tensors, config) else EAGLE
-    return MTP if config.get(SPECULATORS) == MTP else MODEL
+    if layouts.is_eagle(tensors):
+        return BLOCK if layouts.is_parallel(tensors, config) else EAGLE
+    return MTP if config.get(layouts.SPECULATORS) == MTP else MODEL

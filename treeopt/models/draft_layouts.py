@@ -359,5 +359,4 @@ def decoder_config(name: str, config: Mapping[str, Any], keys: Iterable[str], ki
 
 
 def unread(name: str, why: str) -> TreeoptError:
-    what = f"{name} is not a draft module that treeopt reads"
-    return TreeoptError(Code.DRAFT_INVALID, what, why=why)
+    return TreeoptError(Code.DRAFT_INVALID, f"{name} is not a draft module that treeopt reads", why=why)

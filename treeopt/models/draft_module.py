@@ -365,10 +365,9 @@ def stock_decoder(config: PreTrainedConfig, kind: type | None = None) -> Any:
 
 def _sized(norm: Any, width: int) -> nn.Module:
     """A norm of the class of another one, of another width."""
-    made: Any = copy.deepcopy(norm)
+    made: nn.Module = copy.deepcopy(norm)
     made.weight = nn.Parameter(norm.weight.detach().new_ones(width))
-    sized: nn.Module = made
-    return sized
+    return made
 
 
 def _own_caches(layers: list[DraftModule], given: Any) -> list[Any]:

@@ -197,8 +197,7 @@ def _static_budget(group: DrafterGroup, profile: LatencyProfile, job: BuildJob, 
     where = (job.batch, job.context)
     alone = step_seconds(profile, ONE_NODE, *where)
     largest = job.nodes or min(profile.largest(*where), MAX_NODES)
-    by_paths = profile.path_tokens and job.nodes is None
-    limits = _limits(group.calibration, job, largest, path_tokens=by_paths)
+    limits = _limits(group.calibration, job, largest, path_tokens=profile.path_tokens and job.nodes is None)
     fitter = Fitter(group.calibration, limits, progress=progress)
     if job.nodes is None:
         return best_size(fitter, job.methods, profile, *where)

@@ -100,8 +100,7 @@ def _fastest(calibration: Calibration, job: BuildJob, progress: Progress) -> Bud
     engine = ENGINES[job.engine].max_nodes if job.engine else None
     most = min(job.profile.largest(job.batch, job.context), engine or MAX_NODES)
     limits = tree_limits(calibration, **{**job.cuts, **budget_of(most, path_tokens=job.profile.path_tokens)})
-    sizing = Fitter(calibration, limits, progress=progress)
-    return best_size(sizing, job.methods, job.profile, job.batch, job.context)
+    return best_size(Fitter(calibration, limits, progress=progress), job.methods, job.profile, job.batch, job.context)
 
 
 def _least(*limits: int | None) -> int | None:

@@ -256,8 +256,7 @@ def best_shape(calibration: Calibration, nodes: int) -> tuple[DynamicTree, Repla
 
 def most_nodes(calibration: Calibration) -> int:
     """The largest number of nodes, root counted, of a dynamic tree of the traced levels and ranks; see `best_shape`."""
-    widest = min(calibration.top_k, WIDTHS[-1])
-    return min(MOST_NODES, 1 + _candidates(calibration.num_heads, widest))
+    return min(MOST_NODES, 1 + _candidates(calibration.num_heads, min(calibration.top_k, WIDTHS[-1])))
 
 
 def predict_chains(calibration: Calibration, cost: float) -> ChainPrediction:

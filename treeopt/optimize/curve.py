@@ -194,5 +194,4 @@ def best_size(
     largest = fitter.reached(method)
     sizes = default_sizes(largest)
     known = [sums.tokens_per_step for sums in fitter.cross_validated_sums(method, sizes)]
-    expected = np.interp(np.arange(1, largest + 1), sizes, known)
-    return best_budget(expected, profile, batch, context)
+    return best_budget(np.interp(np.arange(1, largest + 1), sizes, known), profile, batch, context)

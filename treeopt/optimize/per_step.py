@@ -253,8 +253,7 @@ def _replay(calibration: Calibration, sizes: Ints, depth: int, *, path_tokens: b
         return Replay(accepted, visits(accepted), calibration.offsets, depth)
     accepted = (calibration.steps.node_rank[:, :depth] < sizes[:, None]).sum(1).astype(np.int8)
     visited = visits(accepted)
-    expected = _expected_drafts(calibration, sizes, depth, visited)
-    return Replay(accepted, visited, calibration.offsets, depth, expected)
+    return Replay(accepted, visited, calibration.offsets, depth, _expected_drafts(calibration, sizes, depth, visited))
 
 
 def _expected_drafts(calibration: Calibration, sizes: Ints, depth: int, visited: NDArray[np.bool_]) -> Floats | None:

@@ -242,8 +242,7 @@ class _FittedPart:
         uniform = method.weights == "uniform"
         if method.values == "independent":
             return self._fitter.independent(self.weights if uniform else self._settle(self._fitter.independent))
-        counts = None if uniform else self._visits
-        return JointValues(self._fitter.trie, self._uniform, method.strength, counts)
+        return JointValues(self._fitter.trie, self._uniform, method.strength, None if uniform else self._visits)
 
     @functools.cached_property
     def _uniform(self) -> list[Counts]:

@@ -297,8 +297,7 @@ def _settings(
     considered: Considering, priced: Mapping[str, LatencyProfile], batch: int, context: int
 ) -> Iterator[Setting]:
     """All settings at a batch and context, none first, then the simplest first."""
-    first = next(iter(priced.values()))
-    alone = step_seconds(first, ONE_NODE, batch, context)
+    alone = step_seconds(next(iter(priced.values())), ONE_NODE, batch, context)
     yield _setting(considered, considered.none, Budget.of(ONE_NODE, 1.0, alone, alone), batch, ONE_NODE)
     for kind, plans in considered.plans.items():
         profile = priced[kind]

@@ -218,7 +218,6 @@ def _fit(steps: _Steps) -> Efficiency:
     for compute, bandwidth, launch in _STARTS:
         start = np.log([compute, bandwidth, launch, steps.seconds.min() / 10, steps.seconds.min() / 10])
         found.append(least_squares(residuals, np.clip(start, low, high), bounds=(low, high)))
-    best = min(found, key=lambda one: float(one.cost))
-    fitted = efficiency_of(best.x)
+    fitted = efficiency_of(min(found, key=lambda one: float(one.cost)).x)
     neutral = {"compute": max(1.0, fitted.compute), "bandwidth": max(1.0, fitted.bandwidth), "tree": 0.0}
     return dataclasses.replace(fitted, **{name: neutral[name] for name in steps.undetermined(fitted)})

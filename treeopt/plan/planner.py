@@ -257,6 +257,5 @@ def plan_speedup(
         best, of_all = int(np.argmax(speedups)), acceptance.at(every) / (model.seconds(every, batch, context) / alone)
         at, memory = int(sizes[best]), model.memory(int(sizes[best]), batch, context)
         any_nodes = int(np.argmax(of_all)) + 1
-        found = PlanBest(batch, context, at, float(speedups[best]), any_nodes, float(of_all.max()), memory)
-        fastest.append(found)
+        fastest.append(PlanBest(batch, context, at, float(speedups[best]), any_nodes, float(of_all.max()), memory))
     return SpeedPlan(tuple(points), tuple(fastest), model, acceptance)

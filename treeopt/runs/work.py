@@ -398,8 +398,7 @@ def _stamp(file: Path) -> str:
 def read_note(file: Path) -> dict[str, Any]:
     """The object in a file of a run; E205 where it is damaged."""
     try:
-        found = parse_json(read_bytes(file, MOST_SETTINGS))
-        return dict(found.items())
+        return dict(parse_json(read_bytes(file, MOST_SETTINGS)).items())
     except (ValueError, AttributeError, TreeoptError) as error:
         raise damaged(file, "is not what treeopt wrote") from error
 

@@ -323,8 +323,7 @@ def _write(run: _Run, target: Path, work: Work, progress: Progress) -> Distilled
         fix = f"other prompts{', or a lower --max-new-tokens' if 'too long' in reasons else ''}"
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix=fix)
     stored = (work.chunk(chunk_name("rows", number), functools.partial(run.batch, number)) for number in numbers)
-    lines = (arrays["lines"].tobytes() for arrays, _ in stored)
-    write_bytes(target, lines, overwrite=options.overwrite)
+    write_bytes(target, (arrays["lines"].tobytes() for arrays, _ in stored), overwrite=options.overwrite)
     work.remove()
     return Distilled(**sums, skipped=tuple(skipped))
 

@@ -21,14 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.pytorch_utils import Conv1D
 
 from treeopt.errors import Code, TreeoptError, first_line
-from treeopt.models.adapters import (
-    ADAPTER_FOLDER,
-    adapter_files,
-    check_adapter_writable,
-    odd_settings,
-    require_peft,
-    untie,
-)
+from treeopt.models import adapters
 from treeopt.models.base import Base
 from treeopt.models.compatibility import check_heads_fit
 from treeopt.models.devices import check_one_device
@@ -85,12 +78,12 @@ class Adapted:
         config |= {"inference_mode": True, "base_model_name_or_path": self.original.name}
         config = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
         weights = get_peft_model_state_dict(self.joined, save_embedding_layers=False)
-        return adapter_files(folder, config, weights, base=self.original.model, heads_id=heads_id)
+        return adapters.adapter_files(folder, config, weights, base=self.original.model, heads_id=heads_id)
 
 
 def adapted(base: Base, settings: JointSettings) -> Adapted:
     """A base with a new adapter, whose updates are zero; the first factor of each is drawn from torch's generator."""
-    require_peft()
+    adapters.require_peft()
     if not base.logits_of_lm_head:
         what = f"{base.name} changes the logits of its LM head, by a scale, a soft cap or a layer before it"
         why = "stage 2 computes its losses from hidden states and LM head"
@@ -98,7 +91,7 @@ def adapted(base: Base, settings: JointSettings) -> Adapted:
     from peft import LoraConfig, get_peft_model
 
     model = _sharing_copy(base.model)
-    untie(model)
+    adapters.untie(model)
     # Of every linear layer, the LM head among them; GPT-2 has layers of the class `Conv1D`.
     names = {name for name, layer in model.named_modules() if isinstance(layer, (nn.Linear, Conv1D))}
     config = LoraConfig(
@@ -112,7 +105,7 @@ def adapted(base: Base, settings: JointSettings) -> Adapted:
         lacking = {name for name in names if not f".{name}".endswith(taken)}
         raise _not_adaptable(base, lacking, first_line(error)) from error
     found = {name for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
-    others = sorted(found - names) + odd_settings(config.to_dict())
+    others = sorted(found - names) + adapters.odd_settings(config.to_dict())
     if found != names or others:
         raise _not_adaptable(base, names - found, f"it would also adapt or set {', '.join(others)}")
     return Adapted(dataclasses.replace(base, model=model), base, joined)
@@ -343,7 +336,7 @@ def train_jointly(
         overwrite=overwrite,
     )
     found = begun.eval(), trainer.scores, trainer.state.global_step
-    return JointlyTrained(*found, place / ADAPTER_FOLDER, trainer.base_score)
+    return JointlyTrained(*found, place / adapters.ADAPTER_FOLDER, trainer.base_score)
 
 
 def _check_all_tokens(heads: LoadedHeads | None) -> None:
@@ -358,13 +351,13 @@ def _check_all_tokens(heads: LoadedHeads | None) -> None:
 
 def check_outputs(folder: Path, inputs: Sequence[str], *, resume: bool, overwrite: bool) -> None:
     """Check, before any work, that peft is installed, and a run of stage 2 can begin or continue in a folder."""
-    require_peft()
+    adapters.require_peft()
     run.check_outputs(folder, inputs, resume=resume, overwrite=overwrite)
-    check_adapter_writable(folder / ADAPTER_FOLDER, overwrite=overwrite or resume)
+    adapters.check_adapter_writable(folder / adapters.ADAPTER_FOLDER, overwrite=overwrite or resume)
 
 
 def _save(job: run.TrainingRun, joined: Adapted, heads: MedusaHeads, *, overwrite: bool) -> None:
     """Write the adapter and the heads: all files, or none."""
     heads_id = fingerprint(copy.deepcopy(heads).to(job.base.dtype))
-    adapter = joined.files(job.folder / ADAPTER_FOLDER, heads_id)
+    adapter = joined.files(job.folder / adapters.ADAPTER_FOLDER, heads_id)
     save_trained(heads, job, {"method": JOINT_METHOD}, also=adapter, overwrite=overwrite)

@@ -277,5 +277,4 @@ def _tokens(base: Base, count: int) -> Tensor:
 
 
 def _refused(base: Base, why: str) -> TreeoptError:
-    kind = base.model.config.model_type
-    return TreeoptError(Code.NO_TREES, f"{base.name} ({kind}) cannot verify trees", why=why)
+    return TreeoptError(Code.NO_TREES, f"{base.name} ({base.model.config.model_type}) cannot verify trees", why=why)

@@ -75,8 +75,7 @@ def titled_figure(height: float, heading: str, note: str = "", width: float = WI
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.suptitle("\n".join(words), x=0.01, ha="left", weight="bold", size=10.0).set_parse_math(False)
     if notes:
-        below = figure.supxlabel("\n".join(notes), x=0.01, ha="left", color=_NOTE, size=7.5)
-        below.set_parse_math(False)
+        figure.supxlabel("\n".join(notes), x=0.01, ha="left", color=_NOTE, size=7.5).set_parse_math(False)
     return figure
 
 

@@ -306,8 +306,7 @@ def _shares(tree: Tree, step: DraftedStep | None) -> Sequence[float | None]:
 
 def drawn_data(tree: Tree, *, label: str = "rank", step: DraftedStep | None = None) -> dict[str, Any]:
     """The drawn nodes, and of a step its tokens and the accepted path, for JSON."""
-    items = scene_of(tree, label=label, step=step).items
-    drawn = [_row(tree, one, step) for one in items if not one.bonus]
+    drawn = [_row(tree, one, step) for one in scene_of(tree, label=label, step=step).items if not one.bonus]
     if step is None:
         return {"drawn": drawn}
     return {

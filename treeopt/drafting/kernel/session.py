@@ -25,20 +25,8 @@ from treeopt.drafting.interface import (
     ProposerSession,
     SizeLimits,
 )
-from treeopt.drafting.kernel import trees
+from treeopt.drafting.kernel import data, trees
 from treeopt.drafting.kernel.compiled import note_compilation
-from treeopt.drafting.kernel.data import (
-    MAX_PARENTS,
-    RECALLED,
-    Kernel,
-    KernelSource,
-    LogitsSource,
-    Scratch,
-    Shape,
-    StepArrays,
-    Texts,
-    new_work,
-)
 from treeopt.drafting.kernel.memory import token_after
 from treeopt.drafting.kernel.nodes import begin_row, context_row, count_votes, index_up_to, likeliest_voted, matches
 from treeopt.drafting.kernel.paths import cut_to_paths
@@ -55,7 +43,7 @@ class KernelRows(ProposerSession):
 
     def __init__(
         self,
-        source: KernelSource,
+        source: data.KernelSource,
         texts: Sequence[Sequence[int]],
         depth: int,
         ends: Sequence[Sequence[int]] | None = None,
@@ -69,10 +57,10 @@ class KernelRows(ProposerSession):
             raise ValueError(f"a text has a token outside the vocabulary of {source.vocab_size}")  # not checked below
         shape = (len(texts), max(map(len, texts), default=1))
         latest, indexed = np.zeros((len(texts), source.vocab_size), np.int32), np.zeros(len(texts), np.int64)
-        self._texts = Texts(np.zeros(shape, np.int64), latest, np.zeros(shape, np.int32), indexed)
+        self._texts = data.Texts(np.zeros(shape, np.int64), latest, np.zeros(shape, np.int32), indexed)
         for row, text in zip(self._texts.tokens, texts, strict=True):
             row[: len(text)] = text
-        self._works: list[Scratch] = []
+        self._works: list[data.Scratch] = []
         self.looked: Observed | None = None  # the log-probabilities of the next step, if they are known already
 
     def set_step(self, seen: Observed) -> None:
@@ -84,7 +72,7 @@ class KernelRows(ProposerSession):
         if np.isnan(values[:, :, self.source.known :]).any():
             raise TreeoptError(Code.NOT_FINITE, f"{self.source.logits_of} gives logits that are not finite")
         width = record.tokens.shape[1] if record.empty else 0
-        self._step = StepArrays(
+        self._step = data.StepArrays(
             text=self._text,
             end=self._end,
             seen=seen,
@@ -92,7 +80,7 @@ class KernelRows(ProposerSession):
             frequent=np.zeros((rows if width else 0, width), np.int32),
             frequent_ratios=np.zeros((rows if width else 0, width + 1), np.float32),
         )
-        if self._works and len(self._works[0].places) < self._texts.tokens.shape[1] + RECALLED:
+        if self._works and len(self._works[0].places) < self._texts.tokens.shape[1] + data.RECALLED:
             self._works = []
 
     def prepare(self, true: Ints) -> None:
@@ -136,7 +124,7 @@ class KernelRows(ProposerSession):
                 kernel.work.path[depth] = max(token, 0)
         return found
 
-    def _lists(self, k: Kernel, row: int, depth: int) -> dict[str, list[int]]:
+    def _lists(self, k: data.Kernel, row: int, depth: int) -> dict[str, list[int]]:
         """The tokens that each source has for a node, whose drafts are in `k.work.path`."""
         record, at = k.record, k.record.sources[depth]
         logits = record.frequent if at < 0 else k.step.seen[row, at, : min(record.top, self.source.known)]
@@ -216,17 +204,17 @@ class KernelRows(ProposerSession):
     def grown(self, limits: SizeLimits) -> Expansion:
         """The trees of the likeliest nodes of each row: whole by the kernel, level by level by a draft model."""
 
-    def kernel(self, work: Scratch) -> Kernel:
-        return Kernel(self.source.record, self._step, self._texts, self.source.memory, work)
+    def kernel(self, work: data.Scratch) -> data.Kernel:
+        return data.Kernel(self.source.record, self._step, self._texts, self.source.memory, work)
 
-    def working(self, threads: int) -> list[Scratch]:
+    def working(self, threads: int) -> list[data.Scratch]:
         """Working memory of so many threads."""
         while len(self._works) < threads:
             source, capacity = self.source, self._texts.tokens.shape[1]
-            self._works.append(new_work(source.record, source.vocab_size, capacity))
+            self._works.append(data.new_work(source.record, source.vocab_size, capacity))
         return self._works[:threads]
 
-    def in_threads(self, run: Callable[[Kernel, tuple[int, int]], None]) -> None:
+    def in_threads(self, run: Callable[[data.Kernel, tuple[int, int]], None]) -> None:
         """Run over all rows, parts of them in threads of their own."""
         parts = self._parts()
         kernels = [self.kernel(work) for work in self.working(len(parts))]
@@ -300,13 +288,13 @@ def top_logprobs(logits: Tensor, count: int, *, others: bool = True) -> Tensor:
 
 
 @once_a_tree
-def shape_of(tree: Buffers) -> Shape:
+def shape_of(tree: Buffers) -> data.Shape:
     """The kernel's arrays of a tree."""
     parents = tree.parents.numpy(force=True).astype(np.int64)
     nodes = np.arange(len(parents))
     children = parents.copy()
     children[0] = -1  # the root is no child
-    return Shape(
+    return data.Shape(
         parents=parents,
         ranks=tree.ranks.astype(np.int64),
         depths=tree.position_ids.numpy(force=True).astype(np.int64),
@@ -318,7 +306,7 @@ def shape_of(tree: Buffers) -> Shape:
 class KernelSession(KernelRows):
     """A session whose logits are known when a step begins: `LogitsSource.logits` of the states of the roots."""
 
-    source: LogitsSource
+    source: data.LogitsSource
 
     def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor | None:
         packed = top_logprobs(self.source.logits(states, self.depth, logits), self.source.known)
@@ -364,9 +352,9 @@ class KernelSession(KernelRows):
         """Grow the trees that have fewer nodes than the largest size."""
         sizes = Sizes(np.array(limits.sizes), np.array(limits.cost or (0.0,)), limits.depth)
         [work] = self.working(1)
-        most = min(limits.sizes[-1], 1 + MAX_PARENTS * limits.depth) + 1
+        most = min(limits.sizes[-1], 1 + data.MAX_PARENTS * limits.depth) + 1
 
-        def rows(kernel: Kernel, part: tuple[int, int]) -> None:
+        def rows(kernel: data.Kernel, part: tuple[int, int]) -> None:
             trees.grow_rows(kernel, *part, sizes, grown, trees.new_parents(most, len(work.token), limits.depth))
 
         self.in_threads(rows)
