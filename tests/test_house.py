@@ -32,6 +32,7 @@ REPEATED_LINES = 6
 # Attributes of other libraries' objects that have no public name.
 FOREIGN_PRIVATE = {
     "_replace",  # of named tuples, which is public
+    "_forward_pre_hooks",  # torch, a module's: those of peft tell whether an adapter is that of all tokens
     "_attn_implementation",  # transformers, a model's config: the attention that it was loaded with
     "_n_gpu",  # transformers, training arguments: set, so that one process trains on one device
     "_pad_token_tensor",  # transformers, a generation config: the token that stock generate pads with

@@ -128,7 +128,8 @@ def _again(console: Console, file: Path, name: str, made: Mapping[str, Any], dev
             outputs = ["--json"]
             outputs += ["-o", str(folder / Path(str(content["output"])).name)] if content.get("output") else []
             if name == "generate":  # the prompt may have come from standard input
-                made[name] |= {} if made[name].get("prompt", "-") != "-" else {"prompt": content.get("prompt")}
+                typed = made[name].get("prompt", "-")
+                made[name].update(prompt=content.get("prompt") if typed == "-" else typed)
         else:
             outputs, target = _outputs(file, name, content, folder)
         options = folder / "options.yaml"

@@ -66,7 +66,7 @@ def sampling_interval(tokens: Numbers, steps: Numbers) -> Interval | None:
 
 
 def prediction_interval(
-    tokens: Numbers, steps: Numbers, counted: Numbers | None = None, count: int | None = None
+    tokens: Numbers, steps: Numbers, counted: Numbers | None = None, *, count: int | None = None
 ) -> Interval | None:
     """The interval of tokens per step, counted on as many other texts, or on `count`.
 
