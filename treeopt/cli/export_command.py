@@ -185,4 +185,5 @@ def _write_settings(console: Console, found: EngineSettings, output: str | None,
     for name, why in found.underived.items():
         console.warn(f"not derived: {name}: {why}")
     if output is not None and not found.content:
-        console.warn(f"{output} is not written: there is no setting")
+        old = ", and the old one is out of date" if Path(output).exists() else ""
+        console.warn(f"{output} is not written: there is no setting{old}")

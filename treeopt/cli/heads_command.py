@@ -10,6 +10,7 @@ import treeopt
 from treeopt.cli.console import Console, command
 from treeopt.cli.options import force_option
 from treeopt.engines import HEAD_READERS
+from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import storing, write_note
 
 if TYPE_CHECKING:
@@ -61,6 +62,10 @@ def convert(console: Console, heads: str, output: str, force: bool, **options: A
 
     loaded, to = treeopt.load_heads(heads), options["to"]
     check_no_input(output, loaded.file.parent)
+    if loaded.joint_base and options["model"] is None:
+        what, why = f"{heads} were trained with an adapter of {loaded.base}", "engines need a base with it merged"
+        fix = "--model FOLDER of the merged checkpoint, which docs/training.md makes"
+        raise TreeoptError(Code.HEADS_NOT_EXPORTABLE, what, why=why, fix=fix)
     for note in loaded.notes:
         console.warn(f"warning: {note}")
     with storing(console.configuration):
@@ -70,7 +75,9 @@ def convert(console: Console, heads: str, output: str, force: bool, **options: A
         write_note(found.files[0], console.configuration)
     for file in found.files:
         console.say(f"wrote {file}")
-    for note in (f"read by {HEAD_READERS[to]}", *found.notes):
+    v2 = to == "medusa" and loaded.heads.lm_head is None and not options["with_lm_heads"]
+    of_v2 = ["without LM heads (Medusa v2): Spec-Bench and TensorRT-LLM need --with-lm-heads"] if v2 else []
+    for note in (f"read by {HEAD_READERS[to]}", *of_v2, *found.notes):
         console.say(note)
     files = [str(file) for file in found.files]
     console.result({"from": loaded.layout, "to": to, "files": files, "readers": HEAD_READERS[to], "notes": found.notes})

@@ -78,6 +78,9 @@ def greedy(drafts: Drafts, choice: Tensor) -> Tensor:
     return drafts.tree.last_without(wrong)
 
 
+_SURE = 1 - 2**-20  # a draft with a probability that rounds to 1 is likely enough for any epsilon
+
+
 def typical(
     drafts: Drafts, logits: Tensor, *, temperature: float, epsilon: float = EPSILON, delta: float = DELTA
 ) -> Tensor:
@@ -89,7 +92,7 @@ def typical(
     """
     tree = drafts.tree
     likely, entropy = _likely(drafts, logits, temperature)
-    threshold = (entropy.neg().exp() * delta).clamp_max(epsilon)  # [B, N]
+    threshold = (entropy.neg().exp() * delta).clamp_max(min(epsilon, _SURE))  # [B, N]
     wrong = ~(likely > tree.at_parents(threshold))
     refused = wrong if drafts.void is None else wrong | drafts.void
     length = (tree.along_paths(refused.float()) == 0) * (tree.position_ids + 1)  # a count, so exact

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import Step
 from treeopt.decode.rejection import DrawnChain
-from treeopt.decode.rules import Rule, best
+from treeopt.decode.rules import Rule, Sample, best
 from treeopt.drafted_step import DraftedStep
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import DRAFTER, Drafts
@@ -92,7 +92,7 @@ class DecodedStep:
     tokens: tuple[int, ...]  # its root, which is the base model's own token, and the accepted drafts
     texts: tuple[str, ...]  # what each token adds to the text; empty where a character of several bytes is not complete
     # of each token by name, with its rank in that source's list; see `treeopt.drafting.trace`. None is the rank of a
-    # draft that was drawn at random, and of one whose source is not known
+    # token that was drawn at random, and of one whose source is not known
     sources: tuple[Sources, ...]
 
 
@@ -107,8 +107,10 @@ def decoded_steps(decoder: TreeDecoder, prompt: Sequence[int], steps: Sequence[S
     else:
         name = DRAFT_MODEL_SOURCE if isinstance(trees, DrawnChain) else DRAFTER
         found = [[{name: None}] * (len(step) - 1) for step in steps]
+    rule = decoder.acceptance
+    root = None if isinstance(rule, Sample) and rule.temperature > 0 else 0
     return [
-        DecodedStep(tuple(step), tuple(next(texts) for _ in step), ({BASE: 0}, *sources))
+        DecodedStep(tuple(step), tuple(next(texts) for _ in step), ({BASE: root}, *sources))
         for step, sources in zip(steps, found, strict=True)
     ]
 

@@ -10,7 +10,7 @@ A row of a file is one of
 
 import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +125,11 @@ def _example(base: Base, row: Any, prompt_id: str, name: str, index: int, chat_t
         if not any(message["role"] == "assistant" for message in messages):
             return _NO_ANSWER
         if has_template(base, chat_template):
-            return _conversation(base, messages, name, index)
+            found = _conversation(base, messages, name, index)
+            if "ids" not in fields:
+                return found
+            start, end = found.answers[-1]  # the turns before it have rows of their own
+            return Example(found.ids, ((start, end - _was_cut(base, fields)),))
     answered = messages is not None or any(fields.get(one) and isinstance(fields[one], str) for one in ANSWERS)
     prompt = as_prompt(fields, prompt_id, name, index, answers=answered)
     if not answered and (prompt.text is None or any(isinstance(fields.get(one), str) for one in ANSWERS)):
@@ -133,9 +137,15 @@ def _example(base: Base, row: Any, prompt_id: str, name: str, index: int, chat_t
     ids, answer = encode(prompt, base.tokenizer, chat_template=chat_template, vocab=base.vocab_size)
     if answered:
         own = getattr(base.tokenizer, "eos_token_id", None)  # a given answer is whole, so its end is learned too
-        end = [own] if own in base.eos_ids else list(base.eos_ids[:1])
+        end = [] if _was_cut(base, fields) else [own] if own in base.eos_ids else list(base.eos_ids[:1])
         return Example(_array([*ids, *answer, *end]), ((len(ids), len(ids) + len(answer) + len(end)),))
     return Example(_array(ids), ((0, len(ids)),))
+
+
+def _was_cut(base: Base, fields: Mapping[str, Any]) -> bool:
+    """Whether a row is of `treeopt distill`, by another model, and its answer was cut before an end token."""
+    ids = fields.get("ids")
+    return isinstance(ids, list) and bool(ids) and ids[-1] not in base.eos_ids
 
 
 def _given(fields: dict[str, Any], vocab_size: int, name: str, index: int) -> Example:

@@ -73,6 +73,7 @@ class TrainingRun:
             "base": self.base.fingerprint,
             "data": list(self.texts.sha256),
             "tokens": tokens,
+            "processes": self.arguments.world_size,
             **self.more,
         }
 

@@ -44,7 +44,7 @@ class HeadsOnBase(nn.Module):
     def forward(self, ids: Tensor, answers: Tensor) -> dict[str, Tensor]:
         """The loss of a batch from `data.collate`."""
         (base,) = self._base
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(base.device.type, enabled=False):  # states as decoding has them
             _, hidden = base.forward(ids, use_cache=False, logits_to_keep=1)
         true = targets(ids, answers, self.heads.num_heads)
         rows = (true != IGNORED).any(-1)
@@ -81,7 +81,8 @@ class HeadsTrainer(Trainer):
     def training_step(self, *given: Any, **options: Any) -> Tensor:
         """As the Trainer's; accuracies are counted where the step is logged."""
         model = self.accelerator.unwrap_model(self.model)
-        model.counts_hits = (self.state.global_step + 1) % int(self.args.logging_steps) == 0
+        step = self.state.global_step + 1
+        model.counts_hits = step % int(self.args.logging_steps) == 0 or step == self.state.max_steps
         loss: Tensor = super().training_step(*given, **options)
         return loss
 
@@ -132,6 +133,7 @@ class Watch(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._progress(state.global_step, state.max_steps, self._note)
+        control.should_log |= state.global_step == state.max_steps  # the last steps, too
 
 
 def prefix_of(logs: Mapping[str, float]) -> str:

@@ -98,7 +98,7 @@ def headline(data: Mapping[str, Any]) -> dict[str, Any] | None:
             verdict = {"lossless": True, "lossy": False, "acceptance": "greedy"}
             how = f"measured on {data['comparison']['texts']} texts"
             found.append({**row, **verdict, "plan": plan, "tokens": row["mean_acceptance_length"], "how": how})
-    if all(one["speedup"] is None for one in found):
+    if all(one["speedup"] is None or one["lossless"] is False for one in found):
         how = "by replay of the texts and the profile's seconds, not decoded"
         for one in data.get("calibrations", []):
             for curve in one["curves"]:
