@@ -59,5 +59,6 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a model was loaded first")
 
     importlib.import_module("treeopt.export.heads")  # keeps the function that it finds when it is first imported
+    monkeypatch.setattr("treeopt.load_base", load)
     monkeypatch.setattr(base_module, "load_base", load)
     monkeypatch.setattr(pair_module, "load_pair", load)

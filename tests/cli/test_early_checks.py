@@ -19,7 +19,6 @@ from treeopt.cli import checks
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.drafters import load_drafter
 from treeopt.models.head_files import save_heads
-from treeopt.train import medusa1
 
 FEW = ("--prompts", "p.jsonl", "--max-new-tokens", "6", "--device", "cpu")
 
@@ -132,7 +131,7 @@ def test_models_that_cannot_verify_trees_are_refused(line: tuple[str, ...], monk
         raise AssertionError("work was begun")
 
     monkeypatch.setattr(pipeline, "run_calibration", work)
-    monkeypatch.setattr(medusa1, "train_heads", work)
+    monkeypatch.setattr("treeopt.train_heads", work)
     before = contents()
     assert error_number(treeopt(*line, "-q", status=3)) == "E502"
     assert contents() == before

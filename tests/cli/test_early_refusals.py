@@ -43,6 +43,7 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("a model was loaded")
 
     monkeypatch.setattr("treeopt.models.given.load_pair", fail)
+    monkeypatch.setattr("treeopt.load_base", fail)
     monkeypatch.setattr("treeopt.models.base.load_base", fail)
 
 

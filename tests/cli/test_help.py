@@ -97,6 +97,7 @@ def test_examples_are_no_usage_errors(name: str, monkeypatch: pytest.MonkeyPatch
         raise AssertionError("it was loaded")
 
     for module, function in ((head_files, "load_heads"), (prompts, "load_prompts"), (shapes, "model_shape")):
+        monkeypatch.setattr(f"treeopt.{function}", fail)
         monkeypatch.setattr(module, function, fail)
     for _, line in EXAMPLES[name]:
         result = CliRunner().invoke(program, shlex.split(line)[1:])

@@ -23,7 +23,6 @@ from torn import TORN
 from treeopt.calibrate import pipeline as pipeline_module
 from treeopt.calibrate import pipeline as stages_module
 from treeopt.calibration import Calibration
-from treeopt.files import calibrations as calibrations_module
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
 from treeopt.runs.work import Work
@@ -101,7 +100,7 @@ def test_stopped_between_the_drafter_and_the_calibration(monkeypatch: pytest.Mon
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(calibrations_module, "save_calibration", stopped)
+        patch.setattr("treeopt.save_calibration", stopped)
         result = treeopt(*LEARNED, status=1)
     assert "the same command with --resume continues" in result.stderr
     own = DRAFTER.read_bytes()
