@@ -70,6 +70,17 @@ def test_profiles_of_trees_or_another_model_are_doubted(traces: Calibration) -> 
 
 
 @pytest.mark.usefixtures("traces")
+def test_old_settings_are_not_taken_for_new_ones() -> None:
+    """Where drafts do not pay nothing is written, and a file of an earlier profile is said to be out of date."""
+    points = [LatencyPoint(n, 1, 512, n, n, n) for n in (1, 2, 4, 8)]
+    save_profile(LatencyProfile.from_points(points), "slow.yaml")
+    line = (*LINE, "--profile", "slow.yaml", "-o", "s.json")
+    assert "s.json is not written: there is no setting\n" in treeopt(*line).stderr
+    Path("s.json").write_text("{}")
+    assert "no setting, and the old one is out of date" in treeopt(*line, "--force").stderr
+
+
+@pytest.mark.usefixtures("traces")
 def test_settings_go_to_a_file() -> None:
     """A file is replaced with --force alone, and an input never."""
     treeopt(*LINE, "--chain-length", "2", "-o", "s.json")

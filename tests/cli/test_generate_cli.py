@@ -87,6 +87,9 @@ def test_generate_json(shared: Path, base: Base) -> None:
     assert made_with["tree_id"] == plan_id(load_tree("mc_sim_7b_63"))
     assert data["tokens_per_second"] > 0
     assert result.stderr == ""
+    drawn = ("--acceptance", "sample", "--tree", "mc_sim_7b_63", "--max-new-tokens", "8", "--json")
+    steps = json.loads(generate(shared, PROMPT, *drawn).stdout)["steps"]
+    assert {step["sources"][0]["base"] for step in steps} == {None}, "a root that was drawn has no known rank"
 
 
 @looped("tokens", [1, 21, 40])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from engine_heads import READERS
@@ -47,6 +48,19 @@ def test_convert_writes_what_the_engine_reads(to: str) -> None:
     assert (read.lm_heads is not None) == (to in ("vllm", "nxdi"))
     assert error_number(treeopt("heads", "convert", "heads", "--for", to, "-o", "out", status=3)) == "E202"
     treeopt("heads", "convert", "heads", "--for", to, "-o", "out", "--force")
+
+
+def test_heads_of_an_adapter_need_the_merged_base() -> None:
+    """Heads that share the LM head were trained with that of the base with its adapter."""
+    base = tiny_base("llama")
+    base.model.save_pretrained("base")
+    save_heads(random_heads(base, 2, shared=True), "heads", base="base")
+    config = json.loads(Path("heads/config.json").read_text())
+    config["treeopt"] = {**config.get("treeopt", {}), "method": "Medusa-2", "base": "0123456789abcdef"}
+    Path("heads/config.json").write_text(json.dumps(config))
+    line = ("heads", "convert", "heads", "--for", "medusa", "-o", "out")
+    assert "--model FOLDER of the merged checkpoint" in error_of("E215", *line)
+    assert "need --with-lm-heads" in treeopt(*line, "--model", "base").stdout
 
 
 def test_show_says_that_the_base_is_not_known() -> None:

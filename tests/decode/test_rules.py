@@ -118,6 +118,12 @@ def test_typical_threshold_itself_is_not_enough(epsilon: float, node: int) -> No
     assert taken(Tree(((0,),)), torch.tensor([[2, 1]]), logits, 1.0, epsilon, 9.0) == [node]
 
 
+def test_typical_accepts_what_is_sure() -> None:
+    """A probability that rounds to 1 is enough for the strictest bounds."""
+    logits = torch.tensor([[[0.0, 50.0, 0.0]] * 2])
+    assert taken(Tree(((0,),)), torch.tensor([[2, 1]]), logits, 0.01, 1.0, 1.0) == [1]
+
+
 @looped("seed", range(10))
 def test_typical_brute_force_own_trees(seed: int) -> None:
     """Rows with a tree each end where every path of their own tree tried by itself ends."""

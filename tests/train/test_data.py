@@ -204,8 +204,20 @@ def test_given_ids_of_the_same_base(tmp_path: Path) -> None:
 def test_given_ids_of_another_base(tmp_path: Path) -> None:
     """Token ids of another base are another language: the row's text is encoded."""
     base = chat_base()
-    (example,) = load(base, tmp_path, [given([5, 6, 7, 8], [[2, 4]], "0123456789abcdef")]).examples
+    end = base.eos_ids[0]
+    (example,) = load(base, tmp_path, [given([5, 6, 7, end], [[2, 4]], "0123456789abcdef")]).examples
     assert spoken(base, example) == ["w3 w4 w5 <end>"]
+    (example,) = load(base, tmp_path, [given([5, 6, 7, 8], [[2, 4]], "0123456789abcdef")]).examples
+    assert spoken(base, example) == ["w3 w4 w5"], "an answer that distill cut has no end"
+
+
+def test_turns_of_another_base_are_learned_once(tmp_path: Path) -> None:
+    """`distill` writes a row for each turn: the answer is the last one, with its end where it was not cut."""
+    base = chat_base()
+    for last, said in ((base.eos_ids[0], "w11 w12 <end>"), (8, "w11 w12")):
+        row = {**given([5, 6, last], [[1, 3]], "0123456789abcdef"), "messages": TALK}
+        (example,) = load(base, tmp_path, [row]).examples
+        assert spoken(base, example) == [said]
 
 
 def test_given_ids_need_no_tokenizer(tmp_path: Path) -> None:

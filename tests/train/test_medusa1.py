@@ -192,12 +192,15 @@ def test_resume_with_accumulation_and_epochs(tmp_path: Path) -> None:
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
-@looped("other", ["settings", "data", "base", "tokens"])
+@looped("other", ["settings", "data", "base", "tokens", "processes"])
 def test_resume_with_something_else(broken: Path, other: str) -> None:
     """A run is not resumed with other settings, texts, base or text length; the error names what differs."""
     base = tiny_base("llama", seed=1 if other == "base" else 0)
     texts = noise(20, seed=1 if other == "data" else 0, length=8 if other == "tokens" else 12)
     settings = dataclasses.replace(SMALL, learning_rate=1e-4) if other == "settings" else SMALL
+    note = broken / "checkpoints" / "begun.json"
+    if other == "processes":
+        note.write_text(note.read_text().replace('"processes": 1', '"processes": 2'))
     kept = sorted(broken.rglob("*"))
     with pytest.raises(TreeoptError) as caught:
         train_heads(base, texts, broken, settings, resume=True)
@@ -317,6 +320,12 @@ def test_short_run_has_metrics(tmp_path: Path) -> None:
     assert [line["step"] for line in lines if "head1_loss" in line] == [2]
 
 
+def test_last_steps_have_a_line(tmp_path: Path) -> None:
+    """Steps after the last whole interval are logged at the end, with accuracies."""
+    train_heads(tiny_base("llama"), noise(20), tmp_path, dataclasses.replace(SMALL, steps=7, log_every=4))
+    assert [line["step"] for line in metrics(tmp_path) if "head1_top1" in line] == [4, 7]
+
+
 def test_holdout_larger_than_data(tmp_path: Path) -> None:
     """Where nothing is left to train on the error says how many texts there are, and no run is begun."""
     with pytest.raises(TreeoptError) as caught:
@@ -380,12 +389,13 @@ def test_saved_heads_are_the_trained_ones(tmp_path: Path, dtype: torch.dtype, sh
 
 @pytest.mark.slow
 def test_mixed_precision(tmp_path: Path) -> None:
-    """With bf16 the heads' weights stay float32 and move much as without."""
+    """With bf16 the heads' weights stay float32 and move much as without; the base's states are those of decoding."""
     settings = dataclasses.replace(SMALL, steps=4, learning_rate=1e-3)
     exact = train_heads(tiny_base("llama"), noise(20), tmp_path / "exact", settings).heads
-    mixed = train_heads(
-        tiny_base("llama"), noise(20), tmp_path / "mixed", dataclasses.replace(settings, bf16=True)
-    ).heads
+    base, seen = tiny_base("llama"), set()
+    base.model.model.layers[0].mlp.gate_proj.register_forward_hook(lambda _, __, out: seen.add(out.dtype))
+    mixed = train_heads(base, noise(20), tmp_path / "mixed", dataclasses.replace(settings, bf16=True)).heads
+    assert seen == {torch.float32}
     assert mixed.weight.dtype is torch.float32
     assert not torch.equal(mixed.weight, exact.weight)
     assert nn.functional.cosine_similarity(mixed.weight.flatten(), exact.weight.flatten(), dim=0) > 0.7
