@@ -126,7 +126,7 @@ def _example(base: Base, row: Any, prompt_id: str, name: str, index: int, chat_t
             return _NO_ANSWER
         if has_template(base, chat_template):
             found = _conversation(base, messages, name, index)
-            if "ids" not in fields:
+            if "model_id" not in fields:
                 return found
             start, end = found.answers[-1]  # the turns before it have rows of their own
             return Example(found.ids, ((start, end - _was_cut(base, fields)),))
@@ -144,7 +144,7 @@ def _example(base: Base, row: Any, prompt_id: str, name: str, index: int, chat_t
 
 def _was_cut(base: Base, fields: Mapping[str, Any]) -> bool:
     """Whether a row is of `treeopt distill`, by another model, and its answer was cut before an end token."""
-    ids = fields.get("ids")
+    ids = fields.get("ids") if "model_id" in fields else None
     return isinstance(ids, list) and bool(ids) and ids[-1] not in base.eos_ids
 
 

@@ -122,7 +122,7 @@ def run_job(
                 model=model,
                 args=job.arguments,
                 train_dataset=job.train,
-                eval_dataset=job.held_out,
+                eval_dataset=_even(job.held_out, job.arguments),
                 data_collator=collate,
                 callbacks=[Watch(progress), checkpoints.Marks()],
             )
@@ -149,6 +149,12 @@ def check_outputs(folder: Path, inputs: Sequence[str], *, resume: bool, overwrit
         check_writable(folder / METRICS_FILE, overwrite=overwrite or resume)
     for file in (METRICS_FILE, CONFIG_FILE, WEIGHT_FILES[0]):
         check_no_input(folder / file, *inputs)
+
+
+def _even(held_out: Sequence[Example], arguments: TrainingArguments) -> Sequence[Example]:
+    """The texts, and texts of no answer, so that no process repeats texts to fill its batches."""
+    size = arguments.world_size * arguments.per_device_eval_batch_size if arguments.world_size > 1 else 1
+    return [*held_out, *(Example(text.ids[:1], ()) for text in [*held_out[:1]] * (-len(held_out) % size))]
 
 
 def _train(trainer: HeadsTrainer, checkpoint: Path | None, job: TrainingRun) -> None:
