@@ -8,6 +8,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from treeopt.models.head_files import load_heads
 from treeopt.train.data import Example, collate
 from treeopt.train.loss import IGNORED, targets
 from treeopt.train.medusa1 import new_heads, train_heads
-from treeopt.train.run import _split, _trainer_arguments
+from treeopt.train.run import _even, _split, _trainer_arguments
 from treeopt.train.settings import Settings, steps_of
 
 
@@ -452,3 +453,14 @@ def test_settings_out_of_range(wrong: dict[str, float]) -> None:
     """A number that no training can use is a ValueError that names it."""
     with pytest.raises(ValueError, match="nothing to train" if "shared_lm_head" in wrong else next(iter(wrong))):
         dataclasses.replace(SMALL, **wrong)
+
+
+def test_held_out_texts_are_not_repeated() -> None:
+    """Two processes fill their batches with texts of no answer; one process needs none."""
+    texts = noise(5).examples
+    both = _even(texts, SimpleNamespace(world_size=2, per_device_eval_batch_size=4))  # type: ignore[arg-type]
+    assert [*both[:5]] == [*texts]
+    assert [one.answers for one in both[5:]] == [(), (), ()]
+    alone = _even(texts, SimpleNamespace(world_size=1, per_device_eval_batch_size=4))  # type: ignore[arg-type]
+    assert [*alone] == [*texts]
+    assert _even([], SimpleNamespace(world_size=2, per_device_eval_batch_size=4)) == []  # type: ignore[arg-type]

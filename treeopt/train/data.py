@@ -128,8 +128,8 @@ def _example(base: Base, row: Any, prompt_id: str, name: str, index: int, chat_t
             found = _conversation(base, messages, name, index)
             if "model_id" not in fields:
                 return found
-            start, end = found.answers[-1]  # the turns before it have rows of their own
-            return Example(found.ids, ((start, end - _was_cut(base, fields)),))
+            first, last = found.answers[-1]  # the turns before it have rows of their own
+            return Example(found.ids, ((first, last - _was_cut(base, fields)),))
     answered = messages is not None or any(fields.get(one) and isinstance(fields[one], str) for one in ANSWERS)
     prompt = as_prompt(fields, prompt_id, name, index, answers=answered)
     if not answered and (prompt.text is None or any(isinstance(fields.get(one), str) for one in ANSWERS)):
