@@ -37,6 +37,7 @@ def test_pocket_goes_by_its_name_and_not_by_its_place() -> None:
 def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the user has something called pocket, that is meant."""
     (tmp_path / "pocket").mkdir()
+    (tmp_path / "pocket" / "other.pt").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TreeoptError) as error:
         load_heads("pocket")

@@ -16,8 +16,8 @@ from runs import JOINT, metrics, noise, refused, tied_base
 from tiny import HIDDEN, VOCAB, tiny_base
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.models import adapters
 from treeopt.models.base import Base, load_base
-from treeopt.train import medusa2 as lora_module
 from treeopt.train.medusa2 import adapted, expert_share, train_jointly
 from treeopt.train.settings import JointSettings
 
@@ -92,7 +92,7 @@ def test_adapter_that_is_not_the_one_asked_for(
         return peft.PeftModel(model, peft.LoraConfig(r=4, target_modules=set(settings.target_modules) - left_out))
 
     monkeypatch.setattr(peft, "get_peft_model", make)
-    monkeypatch.setattr(lora_module, "odd_settings", lambda _config: odd)
+    monkeypatch.setattr(adapters, "odd_settings", lambda _config: odd)
     with pytest.raises(TreeoptError, match="peft cannot put an adapter") as caught:
         adapted(tied_base(), JointSettings(rank=4, alpha=8.0, dropout=0.0))
     assert caught.value.code is Code.MODEL_INVALID

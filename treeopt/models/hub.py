@@ -50,10 +50,13 @@ def looks_local(name: str) -> bool:
     return name.startswith((".", os.sep, "~")) or name.endswith((os.sep, *_FILE_SUFFIXES)) or name.count("/") > 1
 
 
+_OF_MODELS = {".json", ".safetensors", ".bin", ".pt"}  # ends of the files of a model
+
+
 def here(name: str) -> Path | None:
     """The path of a name, where it exists; a folder without a model does not hide the built-in one of its name."""
     path = Path(os.path.expanduser(name))
-    hides = model_folder(name) is None or not path.is_dir() or (path / "config.json").exists()
+    hides = model_folder(name) is None or not path.is_dir() or {one.suffix for one in path.glob("*")} & _OF_MODELS
     return path if os.path.lexists(path) and hides else None
 
 
