@@ -389,7 +389,7 @@ def test_turns_of_a_dialogue_are_one_cluster() -> None:
     ids = tuple(f"set:{row:08}{turn}" for row in range(6) for turn in ("", ".02"))
     turns = dataclasses.replace(turns, prompt_ids=ids, token_hashes=tuple("abcdefghijkl"))
     assert turns.clusters == tuple("aacceeggiikk")
-    assert turns.distinct == 12
+    assert turns.distinct == 6
     for head, rank in ((0, 0), (1, 2)):
         hits, trials = ((turns.ranks[:, head] == rank), (turns.ranks[:, head] != NONE))
         ends = turns.offsets[::2]

@@ -126,8 +126,8 @@ class Calibration:
 
     @functools.cached_property
     def distinct(self) -> int:
-        """The number of different texts, empty ones left out."""
-        return len({self.token_hashes[s] for s in np.flatnonzero(np.diff(self.offsets))})
+        """The number of clusters, empty texts left out; intervals and standard errors depend on it."""
+        return len({self.clusters[s] for s in np.flatnonzero(np.diff(self.offsets))})
 
     @functools.cached_property
     def clusters(self) -> tuple[str, ...]:
@@ -144,10 +144,10 @@ class Calibration:
         """
         errors = np.full((self.num_heads, top_k), np.nan)
         filled = np.flatnonzero(np.diff(self.offsets))  # reduceat would add a row for an empty sequence
-        names, text = np.unique([self.clusters[s] for s in filled], return_inverse=True)
-        if len(names) < 2:
+        if self.distinct < 2:
             return errors
         starts = self.offsets[filled]
+        _, text = np.unique([self.clusters[s] for s in filled], return_inverse=True)
 
         def by_text(chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
             counts = np.add.reduceat(chosen.astype(np.int64), starts)
@@ -157,7 +157,7 @@ class Calibration:
             trials = by_text(self.ranks[:, h] != NONE)
             for r in range(min(top_k, self.top_k)):
                 spread = np.sum((by_text(self.ranks[:, h] == r) - self.accuracy[h, r] * trials) ** 2)
-                errors[h, r] = np.sqrt(spread * len(names) / (len(names) - 1)) / self.trials[h]
+                errors[h, r] = np.sqrt(spread * self.distinct / (self.distinct - 1)) / self.trials[h]
             errors[h, self.top_k :] = 0.0
         return errors
 

@@ -23,7 +23,8 @@ import treeopt
 from treeopt.calibration import Calibration, Provenance
 from treeopt.defaults import CALIBRATION_FILE, STEP_SIZES
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.calibrations import SCHEMA, load_calibration, save_calibration
+from treeopt.files import trees
+from treeopt.files.calibrations import SCHEMA, content_of, load_calibration, save_calibration
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.files.trees import load_tree, save_tree
 from treeopt.traces import NONE, StepTraces
@@ -113,6 +114,16 @@ def test_drafter_is_found_by_each_name_of_a_folder(tmp_path: Path, monkeypatch: 
             assert os.path.samefile(found, "d.safetensors"), (folder, found)
     monkeypatch.chdir("data")
     assert os.path.samefile(load_tree("t.yaml").source["drafter"], tmp_path / "d.safetensors")
+
+
+def test_drafter_with_a_name_that_no_file_has(tmp_path: Path) -> None:
+    """A hostile file names one with a null byte or half a surrogate pair: it is read, and written again."""
+    for name in ("../x\0y/d", "d\0", "../\ud800"):
+        provenance = dataclasses.replace(random_calibration(1).provenance, drafter=name, drafter_id="d1")
+        written = content_of(dataclasses.replace(random_calibration(1), provenance=provenance), tmp_path / "c")[1]
+        assert written["provenance"]["drafter"]
+        line = trees.DrafterLine(id="d1", file=name)
+        assert trees.drafter_fields(line, tmp_path / "t.yaml", {})["source"]["drafter"]
 
 
 def test_round_trip_of_target_probabilities(tmp_path: Path) -> None:

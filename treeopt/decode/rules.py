@@ -22,6 +22,7 @@ NOT_A_NUMBER = -1  # in place of a chosen token where scores are NaN; no draft e
 _MANY = 1 << 17  # from this number of scores on, a CPU searches for the largest in two stages
 _SCORED = 4  # top-p sorts tokens with their ids, which takes so much more memory than other functions over logits
 EPSILON, DELTA = 0.09, 0.3  # the released defaults of typical acceptance
+_SURE = 1 - 2**-20  # a draft with a probability that rounds to 1 is likely enough for any epsilon
 
 
 def best(scores: Tensor) -> Tensor:
@@ -76,9 +77,6 @@ def greedy(drafts: Drafts, choice: Tensor) -> Tensor:
     if drafts.void is not None:
         wrong |= drafts.void
     return drafts.tree.last_without(wrong)
-
-
-_SURE = 1 - 2**-20  # a draft with a probability that rounds to 1 is likely enough for any epsilon
 
 
 def typical(

@@ -126,14 +126,22 @@ def stays_in(file: Path, *folders: Path) -> bool:
 def path_from(folder: str | os.PathLike[str], name: str | os.PathLike[str]) -> str:
     """The path of a file from a folder, whose links are followed: it holds by each name of the folder."""
     place, last = os.path.split(os.path.abspath(name))
-    return os.path.relpath(os.path.join(os.path.realpath(place), last), os.path.realpath(folder))
+    return os.path.relpath(os.path.join(_real(place), last), _real(folder))
 
 
 def path_beside(folder: str | os.PathLike[str], name: str) -> str:
     """The path that a file in a folder names, without `..` where that is the same file; across a link it is not."""
     path = os.path.join(folder, name)
-    plain, real = os.path.normpath(path), os.path.realpath(path)
-    return plain if os.path.realpath(plain) == real else real
+    plain = os.path.normpath(path)
+    return plain if _real(plain) == _real(path) else _real(path)
+
+
+def _real(path: str | os.PathLike[str]) -> str:
+    """The path without links; as it is where no file can have that name."""
+    try:
+        return os.path.realpath(path)
+    except ValueError:
+        return os.path.abspath(path)
 
 
 def unreadable(path: str | os.PathLike[str], error: OSError | ValueError) -> TreeoptError:

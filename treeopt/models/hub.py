@@ -16,6 +16,7 @@ from treeopt.files.bundled import POCKET, model_folder, pocket
 PROBE_SECONDS = 4.0
 _WAITS = ("connect", "read", "write", "pool")  # parts of a request that a timeout is of
 _FILE_SUFFIXES = (".json", ".jsonl", ".txt", ".parquet", ".pt", ".safetensors", ".yaml")  # names may hold other dots
+_OF_MODELS = {".json", ".safetensors", ".bin", ".pt"}  # ends of the files of a model
 
 
 @functools.cache
@@ -48,9 +49,6 @@ def _bound(session: Any, seconds: float) -> None:
 def looks_local(name: str) -> bool:
     """Whether a name can only be a path: hub names are `name` or `owner/name`."""
     return name.startswith((".", os.sep, "~")) or name.endswith((os.sep, *_FILE_SUFFIXES)) or name.count("/") > 1
-
-
-_OF_MODELS = {".json", ".safetensors", ".bin", ".pt"}  # ends of the files of a model
 
 
 def here(name: str) -> Path | None:
