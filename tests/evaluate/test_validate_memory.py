@@ -242,5 +242,7 @@ def test_compare_has_rows_with_the_memory() -> None:
     assert [name for name in tau if "memory" in name] == ["ngram, with the memory"]
     assert tau["ngram, with the memory"] > 1.5 * tau["ngram, per step"]
     given = ("--limit", "2", "--max-new-tokens", "4", "--repeats", "1", "--learn-tokens", "0", "--nodes", "4")
-    data = treeopt_json("compare", *given, "--methods", "ngram", "--memory", "empty")
+    line = ("compare", *given, "--methods", "ngram", "--memory", "empty")
+    assert "it also learns the compared texts" in treeopt(*line).stdout
+    data = treeopt_json(*line)
     assert "ngram, with the memory" in [row["method"] for row in data["rows"]]

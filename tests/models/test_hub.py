@@ -43,6 +43,7 @@ def test_repository_is_downloaded_only_where_the_hub_answers(reachable: bool, mo
 def test_folder_without_a_model_hides_no_built_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of the name `pocket`, such as for outputs; one with a model comes first."""
     (tmp_path / "pocket").mkdir()
+    (tmp_path / "pocket" / "tree.yaml").touch()
     monkeypatch.chdir(tmp_path)
     assert hub.find_base("pocket") == hub.built_in("pocket")
     assert len(load_prompts("pocket", limit=1).prompts) == 1
