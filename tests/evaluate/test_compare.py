@@ -17,6 +17,7 @@ from tiny_modules import tiny_module
 
 from treeopt import compare
 from treeopt.decode.decoder import TreeDecoder
+from treeopt.drafting.memory import Memory
 from treeopt.drafting.suffix import PUBLISHED, SAM, SUFFIX, SuffixTrie, steps_of
 from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.errors import TreeoptError
@@ -179,6 +180,31 @@ def test_suffix_methods_learn_from_the_texts_to_learn_from(model: Base) -> None:
         steps = sum(steps_of(found.texts, method, NODES, SuffixTrie().learn(learned, method)))
         assert row.figures is not None
         assert row.figures.mean_acceptance_length == tokens / steps > 1
+
+
+def test_methods_that_read_earlier_texts_learn_the_compared_ones_with_a_memory(model: Base) -> None:
+    """SuffixDecoding and SAM-Decoding in the steps of replay, after the memory's texts; Token Recycling in fewer."""
+    given = [*(f"w{i} w{2 * i}" for i in range(4)), *(f"w{i} w7 w8" for i in range(9, 13))]
+    memory, options = Memory(1 << 16), {**SMALL, "methods": ["recycling", "suffix", "sam", "ngram"], "repeats": 2}
+    memory.add([*range(5, 25)])
+    before = [Text("", (), text) for text in memory.texts()]
+    alone, found = (compare(model, None, given, memory=one, **options) for one in (None, memory))
+    assert all(row.lossless for row in found.rows)
+    asked = spread_evenly(encode_prompts(model, halves(as_prompt_set(given))[0], NEW).texts, 4)
+    learned = answer_all(model, asked, AnswerOptions(max_new_tokens=NEW))[0]
+    tokens = sum(len(text.answer) for text in found.texts)
+    for method in (PUBLISHED[SUFFIX], PUBLISHED[SAM]):
+        known, steps = SuffixTrie().learn([*learned, *before], method), 0
+        for text in found.texts:
+            steps += sum(steps_of([text], method, NODES, known))
+            known.learn([text], method)
+        [row] = [row for row in found.rows if row.method.startswith(method.name) and "published" in row.method]
+        assert row.figures is not None
+        assert row.figures.mean_acceptance_length == tokens / steps
+    lengths = [one.row("token recycling, published tree").figures for one in (alone, found)]
+    assert lengths[0] is not None
+    assert lengths[1] is not None
+    assert lengths[1].mean_acceptance_length > lengths[0].mean_acceptance_length
 
 
 def test_lookup_that_fails_is_left_out_with_its_message(model: Base, monkeypatch: pytest.MonkeyPatch) -> None:

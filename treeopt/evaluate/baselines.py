@@ -103,11 +103,11 @@ def autoregressive(base: Base, rule: Rule | None = None) -> Baseline:
     return with_decoder(TreeDecoder(base, None, Tree(()), acceptance=rule, probe=False))
 
 
-def with_memory(decoder: TreeDecoder, memory: Tensor) -> Baseline:
+def with_memory(decoder: TreeDecoder, memory: Tensor, *, across: bool = False) -> Baseline:
     """Our own loop with a drafter whose `memory` every text changes, such as the matrix of Token Recycling.
 
-    Every batch begins with the memory at the time of this call, so the result depends on no order. Later turns begin
-    with the memory after the turn before, and so do their repeats.
+    Every batch begins with the memory at the time of this call, so the result depends on no order; with `across`, with
+    that after the batch before. Later turns begin with the memory after the turn before, and so do their repeats.
     """
     run, of_turn = with_decoder(decoder), (0, 0)
     first, before = memory.clone(), memory.clone()
@@ -116,11 +116,30 @@ def with_memory(decoder: TreeDecoder, memory: Tensor) -> Baseline:
         nonlocal of_turn
         if (call.batch, call.turn) != of_turn:
             of_turn = call.batch, call.turn
-            before.copy_(memory if call.turn else first)
+            before.copy_(memory if call.turn or across else first)
         memory.copy_(before)
         return run(prompts, max_new_tokens, call)
 
     return begin_equal
+
+
+def learning_texts(run: Baseline, learn: Callable[[Sequence[Text]], object]) -> Baseline:
+    """A method that learns the texts of each batch, once, before the next one."""
+    texts: list[Text] = []
+    of_batch = 0
+
+    def after_others(prompts: Sequence[Sequence[int]], max_new_tokens: int, call: Call) -> list[Run]:
+        nonlocal of_batch
+        if call.batch != of_batch:
+            of_batch = call.batch
+            learn(texts)
+            texts.clear()
+        runs = run(prompts, max_new_tokens, call)
+        if (call.part, call.repeat) == (MEASURED, 0):
+            texts.extend(Text("", prompt, one.tokens) for prompt, one in zip(prompts, runs, strict=True))
+        return runs
+
+    return after_others
 
 
 def with_generate(base: Base, **options: Any) -> Baseline:

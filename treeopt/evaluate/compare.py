@@ -35,6 +35,7 @@ from treeopt.evaluate.baselines import (
     Baseline,
     Metrics,
     autoregressive,
+    learning_texts,
     with_decoder,
     with_generate,
     with_memory,
@@ -278,18 +279,24 @@ def _recycling(job: Material) -> list[Contender]:
         drafter = TokenRecycling(job.base)
         drafter.matrix.copy_(learned.matrix)
         decoder = TreeDecoder(job.base, None, tree, drafter=drafter, probe=False)
-        run = with_memory(decoder, drafter.matrix)
+        run = with_memory(decoder, drafter.matrix, across=job.options.memory is not None)
         entries.append(Contender(name, tree.nodes, run, f"{plan_id(tree)} {learned_id}"))
     return entries
 
 
 def _suffix(job: Material, name: str) -> list[Contender]:
-    """The drafts of SuffixDecoding or SAM-Decoding by published settings, and by the best of a grid."""
-    texts, entries, nodes = job.answered, [], job.options.nodes
+    """The drafts of SuffixDecoding or SAM-Decoding by published settings, and by the best of a grid.
+
+    With a memory they begin with its texts too, and learn each text that is compared, as it does.
+    """
+    texts, entries, nodes, memory = job.answered, [], job.options.nodes, job.options.memory
+    known = [] if memory is None else [Text("", (), text) for text in memory.texts()]
     best = best_of_grid(name, texts, nodes, job.noted(name))
     for label, method in (("published", PUBLISHED[name]), (f"best of {len(GRID[name])}", best)):
-        earlier, policy = SuffixTrie().learn(texts, method), TreePolicy(nodes, nodes - 1, name)
+        earlier, policy = SuffixTrie().learn([*texts, *known], method), TreePolicy(nodes, nodes - 1, name)
         run = with_decoder(TreeDecoder(job.base, None, policy, drafter=SuffixProposer(method, earlier), probe=False))
+        if memory is not None:
+            run = learning_texts(run, functools.partial(earlier.learn, method=method))
         learned_id = hashlib.sha256(repr(earlier.tokens).encode()).hexdigest()
         entries.append(Contender(f"{name}, {method.shown(f'from {len(texts)}')}, {label}", nodes, run, learned_id))
     return entries

@@ -51,7 +51,8 @@ def report_of(found: Comparison) -> Iterator[Part]:
         yield f"logits where a text first differs: {min(gaps):.2g} to {max(gaps):.2g} apart, by one forward"
     yield from _parts(found)
     if any(row.method.endswith("with the memory") for row in found.rows):
-        yield "with the memory: it also learns the compared texts, one after another; no other row does"
+        also = "Token Recycling, SuffixDecoding and SAM-Decoding do too, other rows do not"
+        yield f"with the memory: it also learns the compared texts, one after another; {also}"
     if found.dropped:
         yield f"left out, because they equal prompts that were learned from: {counted(found.dropped, 'prompt')}"
     yield skipped_text(found.skipped)
