@@ -21,7 +21,7 @@ from treeopt.optimize.chains import chain_tokens
 from treeopt.optimize.curve import calibration_curve
 from treeopt.optimize.per_step import replay_policy, sums_by_size
 from treeopt.optimize.replay import replay
-from treeopt.optimize.verdict import EQUAL, Verdicts, verdicts_of
+from treeopt.optimize.verdict import EQUAL, Verdicts, verdict_warnings, verdicts_of
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
 
@@ -151,6 +151,10 @@ def test_edge_of_what_was_measured() -> None:
     sizes = tuple(range(1, 33))
     found = verdicts_of(deep, [profile_of(TIMES["flat"], sizes=sizes)], kinds=["static"])
     assert ("chain", 17) in edges(found)  # 16 drafts are the most that are considered
+    place = found.verdicts[0]
+    longest = next(one for one in place.settings if (one.kind, one.budget.nodes) == ("chain", 17))
+    warned = verdict_warnings(dataclasses.replace(found, verdicts=(dataclasses.replace(place, best=longest),)))
+    assert any("chain of 16, is the longest that is considered: a longer one" in one for one in warned)
 
 
 def test_job_limits_static_trees_and_chains() -> None:

@@ -28,7 +28,7 @@ from treeopt.models.draft_module import OWN, DraftModule, StateModule
 from treeopt.models.hub import built_in, find_base, find_weights, here, looks_local
 from treeopt.models.tensors import State, fingerprints, listed, misfit, read_config, tensor_loaders
 
-_WEIGHTS = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _DECODER, _EXPERT = "decoder.", re.compile(r"(.*\.experts\.)(\d+)(\..*)")
 _FEW_LAYERS = 4  # a config of more describes a draft model
 

@@ -367,10 +367,10 @@ def verdict_warnings(found: Verdicts) -> Iterator[str]:
     for place in found.verdicts:
         if place.best.at_edge:
             larger = "a longer one" if place.best.kind == CHAIN else "more nodes"
-            yield (
-                f"warning: at batch {place.batch}, context {place.context} the best, {named(place.best)}, is the "
-                f"largest that was measured: {larger} may be faster (treeopt profile --sizes)"
-            )
+            edge = f"largest that was measured: {larger} may be faster (treeopt profile --sizes)"
+            if place.best.kind == CHAIN and place.best.budget.nodes > MOST_DRAFTS:
+                edge = f"longest that is considered: {larger} may be faster"
+            yield f"warning: at batch {place.batch}, context {place.context} the best, {named(place.best)}, is the {edge}"
 
 
 def named(one: Setting) -> str:
