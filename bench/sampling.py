@@ -116,7 +116,8 @@ def agreement(pair: Pair, drafters: Sequence[Drafter], seed: int, texts: int, ne
     found = replayed(plan, run.calibration)
     tokens, steps = decoded(pair, plan, drafter, Sample(temperature, seed=2 * seed + 1), measured_on, new_tokens)
     counted = standard_error(np.diff(run.calibration.offsets), found.sums.steps)
-    predicted_error, measured_error = found.sums.standard_error, standard_error(tokens, steps)
+    predicted_error = standard_error(found.sums.tokens, found.sums.steps)
+    measured_error = standard_error(tokens, steps)
     assert predicted_error is not None, "there are several texts"
     assert counted is not None
     assert measured_error is not None

@@ -35,6 +35,7 @@ FOREIGN_PRIVATE = {
     "_forward_pre_hooks",  # torch, a module's: those of peft tell whether an adapter is that of all tokens
     "_attn_implementation",  # transformers, a model's config: the attention that it was loaded with
     "_n_gpu",  # transformers, training arguments: set, so that one process trains on one device
+    "_prefix_allowed_tokens_fn",  # transformers, a logits processor: the function that it was given
     "_pad_token_tensor",  # transformers, a generation config: the token that stock generate pads with
     "_version",  # torch, a tensor: how often it was written in place
 }

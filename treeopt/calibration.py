@@ -185,7 +185,7 @@ class Calibration:
             raise TreeoptError(Code.CALIBRATION_MISMATCH, what, at=at, fix=f"treeopt calibrate again, with {same_kind}")
 
     def merge(self, *others: Calibration) -> Calibration:
-        """The texts of all, by prompt id; associative and commutative. A prompt in several counts once.
+        """The texts of all, by prompt id; associative. A prompt in several counts once, with the first one's traces.
 
         Raises:
             TreeoptError: E221 where `check_comparable` finds a difference, or one prompt has two different traces.

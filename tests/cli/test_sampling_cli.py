@@ -22,7 +22,8 @@ from treeopt.files.calibrations import load_calibration, save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
-from treeopt.optimize.replay import replay
+from treeopt.optimize.intervals import by_text
+from treeopt.optimize.replay import replay, standard_error
 from treeopt.optimize.select_method import Fitter, candidates
 from treeopt.optimize.tree_builder import tree_limits
 
@@ -76,9 +77,10 @@ def test_show_prints_the_standard_error() -> None:
     data = treeopt_json("show", "tree.yaml", "--calibration", "calibration.safetensors")
     found = replay(load_tree("tree.yaml"), load_calibration())
     assert data["replay"]["tokens_per_step"] == found.tokens_per_step
-    assert data["replay"]["standard_error"] == found.sums.standard_error
+    by_cluster = by_text(load_calibration().clusters, found.sums.tokens, found.sums.steps)
+    assert data["replay"]["standard_error"] == standard_error(*by_cluster)
     printed = treeopt("show", "tree.yaml", "--calibration", "calibration.safetensors").stdout
-    assert f"standard error {found.sums.standard_error:.4f}" in printed
+    assert f"standard error {standard_error(*by_cluster):.4f}" in printed
     assert "sampled at temperature 0.7" in printed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,34 @@ def ends(*places: int) -> Callable[[PreTrainedModel], dict[str, Any]]:
     return lambda model: {"eos_token_id": [greedy_text(model)[place] for place in places]}
 
 
+class SecondEnd(StoppingCriteria):
+    """A criterion with an end token, which ends a row at its second one."""
+
+    def __init__(self, token: int) -> None:
+        self.eos_token_id = torch.tensor([token])
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        return (input_ids[:, 5:] == self.eos_token_id).sum(-1) >= 2
+
+
+class OneNumber(SecondEnd):
+    """The same, with a plain number."""
+
+    def __init__(self, token: int) -> None:
+        self.eos_token_id = token  # type: ignore[assignment]
+
+
+def trie(model: PreTrainedModel, **options: Any) -> dict[str, Any]:
+    """The greedy text of each row, up to its end; any other prefix raises KeyError."""
+    known: dict[tuple[int, ...], list[int]] = {}
+    for rows in INPUTS.values():
+        ids = rows["input_ids"]
+        texts = model.generate(**rows, do_sample=False, max_new_tokens=NEW, **options).tolist()
+        for at, text in itertools.product(range(ids.shape[1], len(texts[0])), texts):
+            known[tuple(text[:at])] = text[at : at + 1]
+    return {"prefix_allowed_tokens_fn": lambda _, ids: known[tuple(ids.tolist())], **options}
+
+
 def allowed(batch: int, ids: Tensor) -> list[int]:
     """Tokens of the parity of row and length."""
     return list(range((batch + len(ids)) % 2, VOCAB, 2))
@@ -105,6 +134,10 @@ OPTIONS: dict[str, Callable[[PreTrainedModel], dict[str, Any]]] = {
     "sequence_bias": lambda model: {"sequence_bias": [[[greedy_text(model)[3], 7], 60.0]]},
     "decay": lambda model: {**ends(20)(model), "exponential_decay_length_penalty": (3, 2.5)},
     "prefix_allowed_tokens_fn": lambda _: {"prefix_allowed_tokens_fn": allowed},
+    "trie": trie,
+    "trie and end": lambda model: trie(model, **ends(9)(model)),
+    "second end": lambda model: {"stopping_criteria": [SecondEnd(greedy_text(model)[2])]},
+    "second end, a number": lambda model: {"stopping_criteria": [OneNumber(greedy_text(model)[2])]},
     "own processor": lambda _: {"logits_processor": [OddPaths()]},
     "own and stock": lambda _: {"logits_processor": [OddPaths()], "repetition_penalty": 1.3},
     "own criterion": lambda _: {"stopping_criteria": [SumReached()]},

@@ -14,6 +14,7 @@ import torch
 from block_checkpoints import CONFIGS, OLD_HEADS, random_state
 from naive_blocks import NaiveBlock, read_states
 from safetensors.torch import load_file, save_file
+from tiny import tiny_base
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.cache_utils import DFlashCache
@@ -184,12 +185,62 @@ def test_drafters_of_other_masks_and_sizes_are_others(base: Base, tmp_path: Path
     assert len({load_draft(folder, base).fingerprint for folder in folders}) == 4
 
 
+def test_configs_that_say_the_same(base: Base, tmp_path: Path) -> None:
+    """Settings in `dspark_config`, a drafter's type, TensorRT-LLM's key, no size, and a rope for each kind of layer."""
+
+    def written(folder: str, name: str, *, without: str = "", **changed: Any) -> Any:
+        path, _ = drafter_in(tmp_path / folder, name, base, **changed)
+        config = json.loads((Path(path) / "config.json").read_text())
+        config.pop(without, None)
+        (Path(path) / "config.json").write_text(json.dumps(config))
+        return load_draft(path, base).model
+
+    config = CONFIGS["dspark-specforge"][1]
+    heads = {key: one for key, one in config["dflash_config"].items() if key.startswith(("markov", "enable", "conf"))}
+    bare = {key: one for key, one in config["dflash_config"].items() if key not in heads}
+    plain = written("plain", "dspark-specforge").wiring
+    assert written("part", "dspark-specforge", dflash_config=bare, dspark_config=heads).wiring == plain
+    assert written("type", "dspark-specforge", model_type="dspark").wiring == plain
+    spelled = {"use_confidence_head" if key == "enable_confidence_head" else key: one for key, one in heads.items()}
+    assert written("key", "dspark-specforge", dflash_config={**bare, **spelled}).wiring == plain
+    assert written("size", "dflash", without="block_size").wiring.size == 16
+    inner = CONFIGS["dflash-speculators"][1]["transformer_layer_config"]
+    ropes = {"full_attention": {"rope_type": "default", "rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}
+    ropes["sliding_attention"]["rope_type"] = "default"
+    nested = {**inner, "rope_parameters": ropes}
+    found = written("ropes", "dflash-speculators", transformer_layer_config=nested)
+    assert found.config.rope_parameters["rope_theta"] == 1e4
+    top = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
+    assert written("above", "dflash-speculators", **top).config.layer_types == top["layer_types"]
+
+
+def test_drafts_of_a_block_say_whether_its_root_predicts(base: Base, tmp_path: Path) -> None:
+    """DSpark of speculators without its key: a block of five rows with four drafts does not predict at the root."""
+    for drafts in (4, 5):
+        folder, _ = drafter_in(tmp_path / str(drafts), "dspark-speculators", base)
+        config = json.loads((Path(folder) / "config.json").read_text())
+        config.pop("sample_from_anchor", None)
+        config["speculators_config"] = {"proposal_methods": [{"speculative_tokens": drafts}]}
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        wiring = load_draft(folder, base).model.wiring
+        assert (wiring.size, wiring.from_root) == (5, drafts == 5)
+        assert wiring.title == "DSpark (speculators)"
+
+
+def test_a_block_reads_embeddings_without_the_scale_of_gemma(tmp_path: Path) -> None:
+    """The rows of a block are those of the table, as in z-lab's and speculators' classes."""
+    kinds = ["full_attention"] * LAYERS
+    base = tiny_base("gemma3", 1, vocab_size=VOCAB, hidden_size=32, num_hidden_layers=LAYERS, layer_types=kinds)
+    model = load_draft(drafter_in(tmp_path / "draft", "dflash", base)[0], base).model
+    table = base.model.get_input_embeddings().weight
+    assert torch.equal(model.embedded_rows(torch.tensor([[5, 5]]))[0], table[[5, 95]])
+
+
 REFUSED = {
     "convolution": ({"dflash_config": {"mask_token_id": 95, "conv_kernel_size": 2}}, "lacks layers.0.attention_conv"),
     "group": ({"conv_kernel_size": 2, "conv_group_size": 5}, "5, which does not divide its hidden size 32"),
     "selector_top_k": ({"selector_rank": 4, "selector_top_k": 97}, "selector_top_k is 97, not a number from 1 to 96"),
     "markov_head_type": ({"markov_head_type": "tree"}, "markov_head_type is 'tree'"),
-    "confidence": ({"enable_confidence_head": True}, "has no Markov head"),
     "domino": ({"projector_type": "domino"}, "gru_hidden_dim is None"),
     "rotary": ({"is_neox_style": False}, "its is_neox_style is False, which is not read"),
     "logit_scale": ({"logit_scale": 0.5}, "its logit_scale is 0.5, which is not read"),

@@ -12,7 +12,9 @@ from looped import looped
 from refusals import refusal_of
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.atomic import write_text
 from treeopt.files.calibrations import save_calibration
+from treeopt.files.configurations import write_note
 from treeopt.files.outputs import BUFFERS, PICTURE, TREE, check_no_input, check_output, write_marked
 from treeopt.files.trees import load_tree, save_policy, save_tree
 from treeopt.policy import TreePolicy
@@ -108,6 +110,21 @@ def test_foreign_file_is_kept(tmp_path: Path, content: bytes) -> None:
     for kind in (TREE, BUFFERS, PICTURE, None):
         assert refusal(target, kind) is Code.FILE_EXISTS
         assert check_output(target, kind=kind, force=True)
+
+
+def test_note_that_is_an_input_or_foreign_is_kept(tmp_path: Path) -> None:
+    """Beside an output only a note of treeopt is replaced; an input never is."""
+    target, note = tmp_path / "choices.json", tmp_path / "choices.json.treeopt.yaml"
+    note.write_text("my notes\n")
+    assert refusal(target, None) is Code.FILE_EXISTS
+    for force in (False, True):
+        assert refusal(target, None, force=force, inputs=(note,)) is Code.FILE_UNWRITABLE
+    assert check_output(target, force=True)
+    write_text(target, "{}")
+    write_note(target, {"export": {}})
+    assert check_output(target, force=True)
+    target.unlink()
+    assert check_output(target, force=False)
 
 
 @looped("force", [False, True])

@@ -16,6 +16,7 @@ from naive_modules import random_state
 from safetensors.torch import load_file, save_file
 from tiny import tiny_base
 from tiny_modules import tiny_module
+from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
@@ -60,6 +61,40 @@ def test_a_head_from_both_formats(suffix: str, base: Base, tmp_path: Path) -> No
     again = as_draft(name, base)
     assert again is not None
     assert again.fingerprint == draft.fingerprint
+
+
+def test_a_head_without_auxiliary_states(base: Base, tmp_path: Path) -> None:
+    """It reads the last states as they are, by any name of its layer; an fc in its file is not read."""
+    said = {"eagle_config": {"use_aux_hidden_state": False}}
+    drop = {"fc": lambda state: None, "no fc": lambda state: state.pop("fc.weight")}
+
+    def numbered(state: dict[str, Tensor]) -> None:
+        state.pop("fc.weight")
+        for key in [key for key in state if key.startswith("midlayer.")]:
+            state[key.replace("midlayer.", "layers.0.")] = state.pop(key)
+
+    text = torch.arange(6)[None]
+    logits = []
+    for name, change in {**drop, "layers": numbered}.items():
+        model = load_draft(head(tmp_path / name, change=change, **said), base).model
+        assert model.wiring.reads == (LAYERS,)
+        states = torch.randn(1, 6, base.hidden_size, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(model.states(states), states)
+        logits.append(model(text, hidden=states).logits)
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
+
+
+def test_sizes_and_angles_that_configs_name_otherwise(base: Base, tmp_path: Path) -> None:
+    """The width of Llama 4's dense layers; a rotation of all dimensions whatever share a config has of its base."""
+    wide = {"model_type": "llama4_text", "intermediate_size": 24, "intermediate_size_mlp": CONFIG["intermediate_size"]}
+    rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    plain, part = ({"rope_parameters": {**rope, **more}} for more in ({}, {"partial_rotary_factor": 0.5}))
+    models = [load_draft(head(tmp_path / f"{i}", **one), base).model for i, one in enumerate(({}, wide, plain, part))]
+    logits = [model(torch.arange(6)[None]).logits for model in models]
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[2], logits[3])
+    assert not torch.equal(logits[0], logits[2])
 
 
 def test_what_engines_do_not_read(base: Base, tmp_path: Path) -> None:
@@ -232,7 +267,7 @@ WRONG: dict[str, tuple[Callable[[State], Any], dict[str, Any], Code, str]] = {
         len,
         {"architectures": ["DFlash2DraftModel"], "num_hidden_layers": 5},
         Code.DRAFT_INVALID,
-        "its block_size is None",
+        "its mask_token_id is None",
     ),
 }
 

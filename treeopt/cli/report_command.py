@@ -48,7 +48,9 @@ def run(console: Console, **options: Any) -> None:
     for one in inputs.calibrations:
         console.warn(*fitted_texts(one.calibration))
     data = report_data(inputs)
-    write_marked(options["output"], render_report(data), REPORT, without_folders(console.configuration))
+    write_marked(
+        options["output"], render_report(data), REPORT, without_folders(console.configuration, kept=("title",))
+    )
     written = Path(options["output"]).stat().st_size
     console.say(f"wrote {options['output']}: {written:,} bytes")
     console.result({"output": options["output"], "bytes": written, "inputs": [name for name in PARTS if name in data]})

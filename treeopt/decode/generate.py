@@ -10,7 +10,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import NoneType
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
+from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, GenerationMode
 from transformers.generation import logits_process as stock
 from transformers.generation.streamers import BaseStreamer
 
@@ -56,11 +56,7 @@ _TEXT_FREE = (
     stock.SuppressTokensLogitsProcessor,
 )
 # Processors whose result depends on the row of the batch.
-_BY_ROW = (
-    stock.PrefixConstrainedLogitsProcessor,
-    stock.EncoderRepetitionPenaltyLogitsProcessor,
-    stock.EncoderNoRepeatNGramLogitsProcessor,
-)
+_BY_ROW = (stock.EncoderRepetitionPenaltyLogitsProcessor, stock.EncoderNoRepeatNGramLogitsProcessor)
 # Processors that store the texts of earlier calls, and would store drafts that are rejected later.
 _STATEFUL = (stock.UnbatchedClassifierFreeGuidanceLogitsProcessor, stock.SynthIDTextWatermarkLogitsProcessor)
 
@@ -70,7 +66,10 @@ def check_processors(processors: Iterable[Any], stateless: bool | Sequence[type]
 
     Those of transformers depend on the text alone, with two exceptions; others where the user says so by `stateless`.
     """
-    declared = (object,) if stateless is True else tuple(stateless or ())
+    given = (stateless,) if isinstance(stateless, type) else stateless or ()
+    if given is not True and (isinstance(given, str) or not all(isinstance(one, type) for one in given)):
+        raise TypeError(f"stateless_processors={stateless!r}: it is True, or a list of classes of processors")
+    declared = (object,) if given is True else tuple(given)
     for one in processors:
         of_transformers = type(one).__module__.split(".")[0] == "transformers"
         if isinstance(one, _STATEFUL) or not (of_transformers or isinstance(one, declared)):
@@ -88,6 +87,8 @@ class Processed(Rule):
     """
 
     rows: Rows  # of the next calls; set after the prompts
+    most: int  # tokens of a text, padding and prompt counted
+    eos: frozenset[int]
 
     def __init__(self, processors: LogitsProcessorList, prompts: Tensor, *, sample: bool) -> None:
         self.texts: list[list[int]] = prompts.tolist()  # of each row: padding, prompt and emitted tokens
@@ -113,11 +114,25 @@ class Processed(Rule):
         return scores
 
     def _process_row(self, index: int, scores: Tensor, tokens: Tensor, depths: list[int], paths: Tensor) -> None:
-        """Process the scores [N, V] of one row in place."""
+        """Process the scores [N, V] of one row in place; not those that no text reaches.
+
+        These are below a forbidden draft or an end token, or beyond the longest text: stock `generate` calls no
+        processor with them, and one of constraints may not know them.
+        """
         text = torch.tensor(self.texts[index], device=tokens.device)
         processors, copies = self._of_row(index), len(self._prompts)
-        for depth in range(depths[-1] + 1):  # the texts of one depth have equal lengths, so one call takes them all
+        barred = set[int]()
+        for depth in range(min(depths[-1] + 1, self.most - 1 - len(text))):
+            # The texts of one depth have equal lengths, so one call takes them all.
             nodes = [node for node, at in enumerate(depths) if at == depth]
+            if depth:
+                above = paths[nodes, depth - 1]
+                allowed = (scores[above, tokens[nodes]] > -torch.inf).tolist()
+                over = zip(nodes, above.tolist(), tokens[above].tolist(), allowed, strict=True)
+                barred |= {one for one, parent, last, fits in over if parent in barred or last in self.eos or not fits}
+                nodes = [node for node in nodes if node not in barred]
+            if not nodes:
+                break
             ids = torch.cat([text.expand(len(nodes), -1), tokens[paths[nodes, : depth + 1]]], dim=1)
             if processors:
                 scores[nodes] = processors(ids, scores[nodes])
@@ -134,8 +149,15 @@ class Processed(Rule):
             ignored = getattr(one, "prompt_ignore_length", None)
             if isinstance(one, stock.RepetitionPenaltyLogitsProcessor) and isinstance(ignored, Tensor):
                 one = stock.RepetitionPenaltyLogitsProcessor(one.penalty, int(ignored[index]))
+            if isinstance(one, stock.PrefixConstrainedLogitsProcessor):
+                one = stock.PrefixConstrainedLogitsProcessor(_of_one_row(one._prefix_allowed_tokens_fn, index), 1)
             found.append(one)
         return found
+
+
+def _of_one_row(allowed: Callable[[int, Tensor], list[int]], index: int) -> Callable[[int, Tensor], list[int]]:
+    """A function of allowed tokens for continuations of one row of a batch."""
+    return lambda _, ids: allowed(index, ids)
 
 
 MOST_KEPT = 4  # decoders of a model; the one that was not used for the longest time is dropped
@@ -197,7 +219,9 @@ def _key(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any, draft: Any
         return None
     tensors = list(heads.parameters()) if isinstance(heads, nn.Module) else []
     written = [(one.data_ptr(), one.dtype, None if one.is_inference() else one._version) for one in tensors]
-    setting = (model.dtype, model.device, model.config._attn_implementation, BorrowedBase(model).vocab_size)
+    base, config = BorrowedBase(model), model.config
+    windows = getattr(config.get_text_config(), "sliding_window", None)  # a decoder reads it once, and the context
+    setting = model.dtype, model.device, config._attn_implementation, base.vocab_size, base.context, windows
     of_draft = getattr(draft, "dtype", None), getattr(draft, "device", None)
     return setting, heads, written, of_draft, *map(_named, (tree, drafter, draft))
 
@@ -304,7 +328,7 @@ def tree_generate(
         rows = decoder.prefill(prompts, budget)
         text = _Output(input_ids, criteria, config, budget, text_streamer)
         decoder.memory = None  # a criterion may end a text within a step: the texts are added below
-        rule.rows = rows
+        rule.rows, rule.most, rule.eos = rows, budget + input_ids.shape[1], text.eos
         left = dict.fromkeys(rows.indices, budget)
         for emitted in advance(decoder, rows, left, text.eos):
             for row, tokens in emitted.items():
@@ -332,14 +356,15 @@ class _Output:
         budget: int,
         text_streamer: BaseStreamer | None,
     ) -> None:
-        found = [one.eos_token_id for one in criteria if hasattr(one, "eos_token_id")]
-        self.eos = frozenset(token for ids in found for token in ids.tolist())
+        ends = [one.eos_token_id for one in criteria if isinstance(one, EosTokenCriteria)]
+        self.eos = frozenset(token for ids in ends for token in ids.tolist())
         self._ended: set[int] = set()  # rows ended by a criterion
         self._filled = self._prompt = prompts.shape[1]
         self._ids = torch.cat([prompts, prompts.new_zeros(len(prompts), budget)], dim=1)
         self._criteria = criteria
         # As in stock `generate`: without an end token, rows that a criterion has ended continue until all have ended.
-        self._pad = int(config._pad_token_tensor) if found else None
+        padded = any(hasattr(one, "eos_token_id") for one in criteria)
+        self._pad = int(config._pad_token_tensor) if padded else None
         self._streamer = text_streamer
         self.tokens: list[list[int]] = [[] for _ in prompts]
         self._steps: list[list[Step]] = [[] for _ in prompts]

@@ -32,6 +32,7 @@ from treeopt.models.base import Base, Stopwatch
 from treeopt.models.draft_module import kind_of, most_levels
 from treeopt.models.heads import MedusaHeads
 from treeopt.ngram_table import CONTEXT, NgramTable
+from treeopt.optimize.intervals import by_text
 from treeopt.optimize.replay import standard_error
 from treeopt.progress import Progress, silent
 from treeopt.runs.work import ALONE, BatchRun, Chunk
@@ -114,7 +115,7 @@ class Stage:
     """What was learned from so many sampled tokens, by the chain of the likeliest tokens on texts not counted."""
 
     tokens: int  # that were sampled
-    answered: Ints  # [T], tokens of each text
+    answered: Ints  # [T], tokens of each text; the turns of a dialogue are one
     steps: Ints  # [T], its steps
     seconds: float  # since the stage before, with sampling
 
@@ -295,7 +296,9 @@ class _Given:
                 while tokens[i] < len(advance):
                     tokens[i] += advance[tokens[i]]
                     steps[i] += 1
-        return {"answered": tokens, "steps": steps}, {}
+        first = {tuple(text.answer): text.dialogue for text in reversed(some)}  # equal answers are of one cluster, too
+        by_cluster = by_text([first[tuple(text.answer)] for text in some], tokens, steps)
+        return dict(zip(("answered", "steps"), by_cluster, strict=True)), {}
 
 
 def _unfitted(

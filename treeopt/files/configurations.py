@@ -50,6 +50,7 @@ NO_COMMANDS = (DEFAULTS, INPUTS, MADE_BY)
 _CONFIG_FILE = "config.json"  # of heads, in their folder
 _NOTE_FILES = (_CONFIG_FILE, "treeopt.json")  # of heads; of adapters
 _COMMENT = "treeopt configuration: "  # of pictures and reports
+_NOTE_START = 4096  # bytes of a note with its comment and schema
 _NOTE_SUFFIX, _NOTE_SCHEMA = ".treeopt.yaml", "treeopt.made/1"  # of notes beside files
 _HEADER_PARTS = ((), ("provenance",), ("source",), ("treeopt",))  # of a file's header or data that may have the key
 
@@ -177,6 +178,12 @@ def write_note(path: str | os.PathLike[str], configuration: Configuration) -> No
         f"{KEY}:",
     ]
     write_text(note_of(path), "\n".join(lines) + "\n" + configuration_yaml(configuration, "  "))
+
+
+def is_note(path: Path) -> bool:
+    """Whether a file begins as a note does."""
+    with open(path, "rb") as file:
+        return f"\nschema: {_NOTE_SCHEMA}\n".encode() in file.read(_NOTE_START)
 
 
 def _noted(path: Path) -> dict[str, Any]:

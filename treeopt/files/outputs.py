@@ -14,7 +14,7 @@ from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable, write_text
-from treeopt.files.configurations import Configuration, comment_of, note_of
+from treeopt.files.configurations import Configuration, comment_of, is_note, note_of
 from treeopt.files.read import is_regular
 
 _Name = str | os.PathLike[str]
@@ -27,7 +27,11 @@ def check_output(path: _Name, *, kind: str | None = None, force: bool, inputs: I
     """
     target = check_writable(path, overwrite=True)
     if os.path.lexists(note_of(path)):
-        check_writable(note_of(path), overwrite=True)
+        note = check_writable(note_of(path), overwrite=True)
+        check_no_input(note, *inputs)
+        if not force and not is_note(note):
+            what = f"{note_of(path)} exists, and is no note of treeopt, which would replace it"
+            raise TreeoptError(Code.FILE_EXISTS, what)
     check_no_input(path, *inputs)
     if not target.exists() or force:
         return target

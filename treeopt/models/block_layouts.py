@@ -4,7 +4,8 @@
     speculators                                 aux_hidden_state_layer_ids: HS[id]
     without either    HS[round(1 + i (L - 4) / (n - 1)) + 1] for draft layers i of n, HS[L // 2 + 1] of one
 
-with HS as of `draft_layouts`. Settings of z-lab and SpecForge may be in a part of the config, dflash_config.
+with HS as of `draft_layouts`. Settings of z-lab and SpecForge may be in a part of the config,
+dflash_config or dspark_config.
 """
 
 import re
@@ -17,6 +18,8 @@ from treeopt.models import draft_layouts as layouts
 from treeopt.models.block_heads import MARKOV_KINDS, VANILLA
 from treeopt.models.block_module import BlockWiring
 
+PARTS = ("dflash_config", "dspark_config")  # of a config, with settings; the last decides
+_BLOCK = 16  # rows of a block where the config does not say: of z-lab and SGLang
 _AUX, _TARGETS = "aux_hidden_state_layer_ids", "target_layer_ids"
 _TWIN = "encoder.output_norm_enc.weight"  # a tensor of transformers' own layout
 # Heads of DSpark and Domino, and where they are in a module. Older files have them in `logit_head`.
@@ -60,8 +63,8 @@ def block_layout(
     name: str, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], layers: int
 ) -> layouts.ModuleLayout:
     """The layout of a block drafter; arguments as `eagle_layout`."""
-    part = config.get("dflash_config")
-    settings = {**config, **(part if isinstance(part, Mapping) else {})}
+    parts = (config.get(key) for key in PARTS)
+    settings = {**config, **{key: one for part in parts if isinstance(part, Mapping) for key, one in part.items()}}
     for key, plain in _PLAIN.items():
         if settings.get(key) not in plain:
             raise layouts.unread(name, f"its {key} is {settings[key]!r}, which is not read")
@@ -71,16 +74,18 @@ def block_layout(
         # Qwen3's config has no window by default. In transformers' class of drafters a row as far as that is seen.
         decoder.sliding_window, decoder.use_sliding_window = window + (_TWIN in shapes), True
     head, width = shapes.get("lm_head.weight", ()), int(decoder.hidden_size)
+    size = _number(name, settings, "block_size", _BLOCK, 2, MAX_DEPTH)
+    from_root = _from_root(config, settings, size)
     wiring = BlockWiring(
-        title=_title(config, settings, shapes),
+        title=_title(config, settings, shapes, from_root),
         reads=_reads(name, config, settings, layers, decoder.num_hidden_layers),
         state_size=layouts.state_size(name, config, width),
-        size=_number(name, settings, "block_size", None, 2, MAX_DEPTH),
+        size=size,
         mask=_number(name, settings, "mask_token_id", None),
         **_causal(config, settings, sliding=sliding and _TWIN not in shapes),
         mask_embedding="mask_embedding" in shapes,
-        from_root=_from_root(config, settings),
-        **_parts(name, settings, width, int(decoder.vocab_size)),
+        from_root=from_root,
+        **_parts(name, settings, width, int(decoder.vocab_size), shapes),
         vocabulary=head[0] if len(head) == 2 else 0,
         own_embeddings="embed_tokens.weight" in shapes,
     )
@@ -89,11 +94,14 @@ def block_layout(
 
 def _typed(config: Mapping[str, Any], shapes: Iterable[str]) -> Mapping[str, Any]:
     """The config, of Qwen3's type where its layers are: speculators trains these layers whatever type it was given."""
-    if _TWIN in shapes:
-        return {**config, "model_type": "qwen3"}
+    if _TWIN in shapes or re.fullmatch(_ARCHITECTURES, str(config.get("model_type"))):
+        config = {**config, "model_type": "qwen3"}
     part = config.get("transformer_layer_config")
-    if isinstance(part, Mapping) and part.get("model_type") == "llama" and "layers.0.self_attn.q_norm.weight" in shapes:
-        return {**config, "transformer_layer_config": {**part, "model_type": "qwen3"}}
+    if isinstance(part, Mapping):
+        above = {key: config[key] for key in ("layer_types", "sliding_window", "use_sliding_window") if key in config}
+        normed = part.get("model_type") == "llama" and "layers.0.self_attn.q_norm.weight" in shapes
+        part = {**part, **above, **({"model_type": "qwen3"} if normed else {})}
+        config = {**config, "transformer_layer_config": part}
     return config
 
 
@@ -110,17 +118,20 @@ def _causal(config: Mapping[str, Any], settings: Mapping[str, Any], *, sliding: 
     return {"causal_kinds": (layouts.SLIDING,) if sliding and free is not True else ()}
 
 
-def _parts(name: str, settings: Mapping[str, Any], width: int, vocab_size: int) -> dict[str, Any]:
+def _parts(
+    name: str, settings: Mapping[str, Any], width: int, vocab_size: int, shapes: Iterable[str]
+) -> dict[str, Any]:
     """The fields of a wiring that say what a block drafter has beside the layers of DFlash."""
     markov = settings.get("markov_head_type") or VANILLA
     if markov not in MARKOV_KINDS:
         raise layouts.unread(name, f"its markov_head_type is {markov!r}, not one of {', '.join(MARKOV_KINDS)}")
     found: dict[str, Any] = {"markov": markov, "markov_rank": _number(name, settings, "markov_rank", 0)}
-    if settings.get("enable_confidence_head") is True:
+    asked = any(settings.get(key) is True for key in ("enable_confidence_head", "use_confidence_head"))
+    if asked and any("confidence_head." in key for key in shapes):
         of_token = settings.get("confidence_head_with_markov") is True
         found |= {"confidence": True, "confidence_of_token": of_token}
-        if not found["markov_rank"]:
-            raise layouts.unread(name, "it has a confidence head, and has no Markov head")
+        if of_token and not found["markov_rank"]:
+            raise layouts.unread(name, "its confidence head reads a Markov head, and it has none")
     if taps := _number(name, settings, "conv_kernel_size", 0):
         group = _number(name, settings, "conv_group_size", 1, 1)
         if width % group:
@@ -151,20 +162,25 @@ def _number(
     return found
 
 
-def _from_root(config: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether the root's row predicts, by the config, or else by its name."""
+def _from_root(config: Mapping[str, Any], settings: Mapping[str, Any], size: int) -> bool:
+    """Whether the root's row predicts, by the config, or else by the drafts of a block of this size, or by its name."""
     said = [settings[key] for key in ("sample_from_anchor", "shift_label") if isinstance(settings.get(key), bool)]
+    drafts = layouts.proposed(config.get("speculators_config"))
+    if not said and drafts is not None and drafts < size:  # from the root on a block has one more
+        return False
     names = f"{config.get('architectures')} {config.get(layouts.SPECULATORS, '')}".lower()
     return bool(said[0]) if said else "dspark" in names or settings.get("projector_type") == "dspark"
 
 
-def _title(config: Mapping[str, Any], settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> str:
+def _title(
+    config: Mapping[str, Any], settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], from_root: bool
+) -> str:
     """The kind of a block drafter and whose layout it has."""
     if _TWIN in shapes:
         return "DFlash (transformers)"
     marks = {
         "Domino": _is_domino(settings),
-        "DSpark": _from_root(config, settings),
+        "DSpark": from_root or "dspark" in str(config.get(layouts.SPECULATORS)),
         "JetSpec": settings.get("causal_head") is True,
         "DFlash2": bool(settings.get("selector_rank")),
     }

@@ -185,7 +185,6 @@ class BlockModule(StateModule):
         """The embeddings of a block: of the root, then of the mask."""
         ids = torch.cat([tokens[:, :1], torch.full_like(tokens[:, 1:], self.wiring.mask)], dim=1)
         if not self.wiring.mask_embedding:
-            embedded: Tensor = self.get_input_embeddings()(ids)
-            return embedded
-        root = self.get_input_embeddings()(ids[:, :1])
+            return self.embedded(ids)
+        root = self.embedded(ids[:, :1])
         return torch.cat([root, self.mask_embedding.expand(len(ids), self.wiring.size - 1, -1)], dim=1)

@@ -20,7 +20,7 @@ from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes
 from treeopt.models import draft_layouts as layouts
 from treeopt.models.base import DTYPES, Base, load_base
-from treeopt.models.block_layouts import block_layout, check_mask, is_block
+from treeopt.models.block_layouts import PARTS, block_layout, check_mask, is_block
 from treeopt.models.block_module import BlockModule, BlockWiring
 from treeopt.models.checkpoint import plain_reason
 from treeopt.models.compatibility import check_draft
@@ -89,7 +89,7 @@ def _check_kind(name: str, kind: str) -> None:
 def _may_be_module(config: Mapping[str, Any]) -> bool:
     """Whether a config may be of a module: a config of speculators, of a block drafter, or of few layers."""
     layers = config.get("num_hidden_layers")
-    block = is_block([], config) or "dflash_config" in config
+    block = is_block([], config) or any(part in config for part in PARTS) or layouts.is_parallel([], config)
     return layouts.SPECULATORS in config or block or not isinstance(layers, int) or layers <= _FEW_LAYERS
 
 

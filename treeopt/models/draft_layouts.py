@@ -28,6 +28,7 @@ DROPPED = ""  # replaces a tensor that is not read
 SLIDING = "sliding_attention"
 SPECULATORS = "speculators_model_type"  # key of a config of speculators
 _WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
+_ONE_ROPE = ("llama", "qwen2", "qwen3")  # models whose layers have one rotation, of all dimensions
 _AUX = "eagle_aux_hidden_state_layer_ids"
 # `verifier_*` are copies of the base's, which older versions of speculators store.
 UNUSED: Names = ((r".*rotary_emb\.inv_freq", DROPPED), (r"(d2t|t2d)", DROPPED), (r"verifier_(lm_head|norm)\.", DROPPED))
@@ -112,7 +113,8 @@ def other_kind(keys: Iterable[str], config: Mapping[str, Any]) -> str:
 
 def is_eagle(keys: Iterable[str]) -> bool:
     """Whether tensors of these names are those of an EAGLE head."""
-    return any(key in ("fc.weight", "fusion_fc.weight") or key.startswith("midlayer.") for key in keys)
+    marks = "fc.weight", "fusion_fc.weight", "layers.0.hidden_norm.weight"
+    return any(key in marks or key.startswith("midlayer.") for key in keys)
 
 
 def eagle_layout(
@@ -127,18 +129,21 @@ def eagle_layout(
     query = shapes.get(f"{first}.self_attn.q_proj.weight", ())
     wide = len(query) == 2 and query[1] == 2 * width
     head = shapes.get("lm_head.weight", ())
-    state_norms = wide and ("fc_norm.0.weight" in shapes or config.get("fc_norm") is True)
-    joint_norm = wide and ("input_norm.weight" in shapes or config.get("norm_before_fc") is True)
+    # Without auxiliary states an EAGLE-3 head reads the last one as it is; engines do not read an fc of such a file.
+    last = wide and config.get("use_aux_hidden_state") is False
+    project = wide and (not last or state_size(name, config, width) != width)
+    state_norms = project and ("fc_norm.0.weight" in shapes or config.get("fc_norm") is True)
+    joint_norm = project and ("input_norm.weight" in shapes or config.get("norm_before_fc") is True)
     part = config.get("draft_vocab_size")
     part = part if isinstance(part, int) and part != decoder.vocab_size else 0
     title = ("EAGLE-3.1" if state_norms else "EAGLE-3") if wide else "EAGLE"
     wiring = Wiring(
         kind=EAGLE,
         title=f"{title} ({'speculators' if by_speculators else 'SpecForge' if wide else 'SafeAILab'})",
-        reads=_reads(name, config, layers, by_speculators) if wide else (layers,),
+        reads=_reads(name, config, layers, by_speculators) if wide and not last else (layers,),
         state_size=state_size(name, config, width),
         wide=wide,
-        project=wide,
+        project=project,
         bias="fc.bias" in shapes or "fusion_fc.bias" in shapes,
         norms="embedding_layernorm.weight" in shapes,
         state_norms=state_norms,
@@ -155,7 +160,7 @@ def eagle_layout(
         mask, levels = _masks(name, config)
         title = f"P-EAGLE ({'speculators' if by_speculators else 'SpecForge'})"
         wiring = dataclasses.replace(wiring, kind=BLOCK, title=title, mask=mask, levels=levels)
-    return ModuleLayout(wiring, decoder, _EAGLE)
+    return ModuleLayout(wiring, decoder, _EAGLE if project or not wide else ((r"(fusion_)?fc\.", DROPPED), *_EAGLE))
 
 
 def _as_llama(config: Mapping[str, Any], shapes: Iterable[str]) -> dict[str, Any]:
@@ -168,6 +173,8 @@ def _as_llama(config: Mapping[str, Any], shapes: Iterable[str]) -> dict[str, Any
         return dict(config)
     query, out = (f"self_attn.{part}_proj.bias" in keys for part in "qo")
     kept = {key: one for key, one in config.items() if key not in ("layer_types", "partial_rotary_factor", *_WINDOWS)}
+    if config.get("model_type") == "llama4_text" and "intermediate_size_mlp" in config:  # of its dense layers
+        kept["intermediate_size"] = config["intermediate_size_mlp"]
     return kept | {"model_type": "qwen2" if query and not out else "llama", "attention_bias": out}
 
 
@@ -183,13 +190,13 @@ def _masks(name: str, config: Mapping[str, Any]) -> tuple[int, int]:
     masks = [config[key] for key in ("mask_token_id", "ptd_token_id", "pard_token") if config.get(key) is not None]
     mask = masks[0] if masks else None
     # Names and default of speculators, which now has the number among its settings of decoding.
-    levels = config.get("num_depths", config.get("para_depths", _proposed(config.get("speculators_config")) or 8))
+    levels = config.get("num_depths", config.get("para_depths", proposed(config.get("speculators_config")) or 8))
     if type(mask) is not int or mask < 0 or type(levels) is not int or not 1 <= levels <= MAX_DEPTH:
         raise unread(name, f"its mask_token_id is {mask!r} and its num_depths {levels!r}")
     return mask, levels
 
 
-def _proposed(settings: Any) -> Any:
+def proposed(settings: Any) -> Any:
     """The number of drafts in settings of speculators."""
     methods = settings.get("proposal_methods") if isinstance(settings, Mapping) else None
     first = methods[0] if isinstance(methods, list) and methods else None
@@ -345,11 +352,16 @@ def decoder_config(name: str, config: Mapping[str, Any], keys: Iterable[str], ki
     rope: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):
         rope |= known[key] if isinstance(known.get(key), Mapping) else {}
+    named = str(content.get("model_type", kind))
+    by_kind = {key: one for key, one in rope.items() if isinstance(one, Mapping)}  # of layers, which speculators reads
+    if named in _ONE_ROPE and (by_kind or "partial_rotary_factor" in rope):  # these classes rotate all
+        rope = {**by_kind.get(SLIDING, next(iter(by_kind.values())))} if by_kind else rope
+        rope.pop("partial_rotary_factor", None)
+        known |= {"rope_scaling": None, "rope_parameters": rope}
     if "mrope" in (rope.get("type"), rope.get("rope_type")):  # its three parts have one position in a text
         known |= {"rope_scaling": None, "rope_parameters": {**rope, "type": "default", "rope_type": "default"}}
     if isinstance(kinds := known.get("layer_types"), list):
         known["layer_types"] = kinds[: len(numbers | {0})]
-    named = str(content.get("model_type", kind))
     if named == "llama" and SLIDING in known.get("layer_types", ()) and not known.get("attention_bias"):
         named = "ministral"  # Llama with windows by layer
     try:

@@ -126,6 +126,16 @@ class StateModule(PreTrainedModel):
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head if self.wiring.vocabulary else self.of_base[1]
 
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """Embeddings [B, n, h] of tokens of the base.
+
+        Inkling's MTP layers read them before their norm, and other modules than MTP layers before Gemma's scale.
+        """
+        table: Any = self.get_input_embeddings()
+        plain = hasattr(table, "embed_norm") or (hasattr(table, "embed_scale") and self.wiring.kind != MTP)
+        made: Tensor = embedding_of(tokens, table.weight) if plain else table(tokens)
+        return made
+
     @property
     def levels(self) -> int:
         """The largest number of levels that a draft can have."""
@@ -169,7 +179,8 @@ class DraftModule(StateModule):
         self.decoder.norm = self.decoder.embed_tokens = nn.Identity()
         self.norm = norm if wiring.final_norm else nn.Identity()
         read = len(wiring.reads) * wiring.state_size
-        self.fc = nn.Linear(read if wiring.project else 2 * width, width, bias=wiring.bias)
+        if wiring.project or not wiring.wide:
+            self.fc = nn.Linear(read if wiring.project else 2 * width, width, bias=wiring.bias)
         if wiring.norms:
             self.embedding_norm = copy.deepcopy(norm)
             self.state_norm = copy.deepcopy(norm) if wiring.kind == MTP else nn.Identity()
@@ -200,7 +211,7 @@ class DraftModule(StateModule):
 
     def states(self, read: Tensor) -> Tensor:
         """What the first layer reads in rows of a text, of the base's states side by side: [..., n * d] -> [..., h]."""
-        read = read.to(self.fc.weight.device, self.fc.weight.dtype)
+        read = read.to(self.device, self.dtype)
         if not self.wiring.project:
             return read
         if self.wiring.state_norms:
@@ -259,16 +270,6 @@ class DraftModule(StateModule):
                 below[number] = state
         cache = {CACHE: caches or getattr(out, CACHE)}
         return CausalLMOutputWithPast(logits=logits, hidden_states=(torch.cat(below, dim=-1),), **cache)
-
-    def embedded(self, tokens: Tensor) -> Tensor:
-        """Embeddings [B, n, h] of tokens of the base.
-
-        Inkling's MTP layers read them before their norm, and EAGLE heads before Gemma's scale.
-        """
-        table: Any = self.get_input_embeddings()
-        plain = hasattr(table, "embed_norm") or (hasattr(table, "embed_scale") and self.wiring.kind != MTP)
-        made: Tensor = embedding_of(tokens, table.weight) if plain else table(tokens)
-        return made
 
     def rows(self, embedding: Tensor, state: Tensor, inputs: dict[str, Any]) -> tuple[Any, Tensor, Tensor]:
         """Outputs of this layer's decoder for embeddings and states [B, n, h], and these before and after its norm."""

@@ -55,11 +55,6 @@ class TextSums:
         order = np.argsort(np.argsort(folds, kind="stable"), kind="stable")
         return cls(*(np.concatenate(columns)[order] for columns in zip(*(part.columns for part in parts), strict=True)))
 
-    @property
-    def standard_error(self) -> float | None:
-        """That of `tokens_per_step`, clustered by text."""
-        return standard_error(self.tokens, self.steps)
-
 
 def standard_error(tokens: NDArray[Any], steps: NDArray[Any]) -> float | None:
     """Standard error of sum of tokens / sum of steps over S independent clusters of texts; None below two.

@@ -370,7 +370,8 @@ def verdict_warnings(found: Verdicts) -> Iterator[str]:
             edge = f"largest that was measured: {larger} may be faster (treeopt profile --sizes)"
             if place.best.kind == CHAIN and place.best.budget.nodes > MOST_DRAFTS:
                 edge = f"longest that is considered: {larger} may be faster"
-            yield f"warning: at batch {place.batch}, context {place.context} the best, {named(place.best)}, is the {edge}"
+            where = f"at batch {place.batch}, context {place.context}"
+            yield f"warning: {where} the best, {named(place.best)}, is the {edge}"
 
 
 def named(one: Setting) -> str:

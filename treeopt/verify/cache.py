@@ -195,11 +195,12 @@ class TreeLayer(DynamicLayer):
     def _scatter(self, key_states: Tensor, value_states: Tensor) -> None:
         entries, rows = self.store.indices(key_states.device)
         if len(key_states) == 1:
-            self.key_buffer.index_copy_(2, entries[0], key_states)
-            self.value_buffer.index_copy_(2, entries[0], value_states)
+            self.key_buffer.index_copy_(2, entries[0], key_states.to(self.key_buffer.dtype))
+            self.value_buffer.index_copy_(2, entries[0], value_states.to(self.value_buffer.dtype))
         else:
-            self.key_buffer[rows, :, entries] = key_states.transpose(1, 2)
-            self.value_buffer[rows, :, entries] = value_states.transpose(1, 2)
+            # Under autocast keys and values may be of two dtypes.
+            self.key_buffer[rows, :, entries] = key_states.transpose(1, 2).to(self.key_buffer.dtype)
+            self.value_buffer[rows, :, entries] = value_states.transpose(1, 2).to(self.value_buffer.dtype)
 
     def get_seq_length(self) -> int | Tensor:
         store = self.store

@@ -9,7 +9,9 @@ from treeopt.errors import Code, TreeoptError, counted
 from treeopt.facts import Column, Fact, Part, Table, picked
 from treeopt.optimize.build_report import price
 from treeopt.optimize.explain import Explanation, Prefix
+from treeopt.optimize.intervals import by_text
 from treeopt.optimize.per_step import replay_plan
+from treeopt.optimize.replay import standard_error
 from treeopt.policy import Plan, PolicyExpected, TreePolicy
 from treeopt.tree import Expected, Path, Tree
 from treeopt.view.graph import render_text
@@ -27,7 +29,8 @@ def replay_parts(plan: Plan, traces: Calibration | None, name: str) -> Iterator[
     if not traces.positions:
         raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text", at=name)
     outcome = replay_plan(plan, traces)
-    error, shares = outcome.sums.standard_error, outcome.acceptance_by_depth().tolist()
+    error = standard_error(*by_text(traces.clusters, outcome.sums.tokens, outcome.sums.steps))
+    shares = outcome.acceptance_by_depth().tolist()
     spread = "" if error is None else f"; standard error {error:.4f}, clustered by text"
     yield f"replayed over {name}: {outcome.tokens_per_step:.4f} tokens per step (root counted){spread}"
     if outcome.expected_drafts is not None:
