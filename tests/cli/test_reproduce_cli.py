@@ -79,6 +79,17 @@ def test_files_without_a_model_are_identical() -> None:
 
 
 @pytest.mark.usefixtures("calibration")
+def test_results_of_any_name_and_of_converted_heads() -> None:
+    """A result in JSON is known by its content; that of `heads convert` names its folder."""
+    treeopt("build", "--nodes", "4", "-o", "named.yaml")
+    Path("show.out").write_text(treeopt("show", "named.yaml", "--json").stdout)
+    assert reproduced("show.out")["verdict"] == "identical"
+    save_heads(random_heads(tiny_base("llama"), 2), Path("heads"), base="base")
+    converted = saved("convert.json", "heads", "convert", "heads", "--for", "vllm", "-o", "for-vllm")
+    assert reproduced(converted)["verdict"] == "equal"
+
+
+@pytest.mark.usefixtures("calibration")
 def test_results_without_a_model_are_equal() -> None:
     """A result of --json is made again with what its command writes, in another place; only that name differs."""
     found = reproduced(saved("build.json", "build", "--nodes", "9", "-o", "t.yaml"))

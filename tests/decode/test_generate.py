@@ -182,6 +182,19 @@ def test_equal_to_stock_own_trees(model: PreTrainedModel, name: str, rows: str) 
     assert ours.tokens_per_step > 1
 
 
+def test_kept_decoders_follow_the_config(heads: MedusaHeads) -> None:
+    """A context or window that changed between two calls, and autocast in a batch: what stock generate gives."""
+    model = tiny_base("mistral", 3).model
+    model.config.max_position_embeddings = 32
+    given = {**ALONE, "do_sample": False, "max_new_tokens": 20}
+    for context, window in ((32, None), (96, None), (96, 8), (96, 4)):
+        model.config.max_position_embeddings, model.config.sliding_window = context, window
+        ours = model.generate(**given, **OWN, heads=heads, tree=TREE)
+        assert ours.tolist() == model.generate(**given).tolist()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert len(model.generate(**BATCH, max_new_tokens=8, **OWN, heads=heads, tree=TREE)) == 3
+
+
 @pytest.mark.parametrize("family", TREE_FAMILIES)
 def test_families_in_a_batch(family: str) -> None:
     """Every family, in a left-padded batch, with processors along the paths."""
@@ -288,6 +301,19 @@ class HarmlessProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return scores
+
+
+def test_one_class_of_stateless_processors(model: PreTrainedModel, heads: MedusaHeads) -> None:
+    """A class alone is a list of it; what is no class is named."""
+    given = {**ALONE, "max_new_tokens": 4, "custom_generate": tree_generate, "heads": heads, "tree": TREE}
+    given["logits_processor"] = [HarmlessProcessor()]
+    alone, listed = (
+        model.generate(**given, stateless_processors=one) for one in (HarmlessProcessor, [LogitsProcessor])
+    )
+    assert alone.tolist() == listed.tolist()
+    for wrong in ("HarmlessProcessor", [HarmlessProcessor()]):
+        with pytest.raises(TypeError, match="stateless_processors="):
+            model.generate(**given, stateless_processors=wrong)
 
 
 UNSUPPORTED: dict[str, dict[str, Any]] = {

@@ -91,6 +91,17 @@ def test_a_number_has_no_stages() -> None:
     assert "fewer once more text does not pay" in Learning().announcement(load_prompts("pocket", limit=2), 8)
 
 
+def test_turns_and_equal_answers_are_one_text_of_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the texts, each answered twice: as many sums, of twice the tokens, and no smaller error."""
+    monkeypatch.setattr(Stage, "pays", lambda *_: False)
+    base, heads = planted()
+    texts = answered(base, prompts_of(2, 6), 8)
+    again = [dataclasses.replace(text, prompt_id=f"{text.prompt_id} again") for text in texts]
+    once, twice = (learn(base, heads, one, Learning(), options=AnswerOptions(8, 4)) for one in (texts, texts + again))
+    assert len({tuple(text.answer) for text in texts}) == len(once.stages[0].answered) == len(twice.stages[0].answered)
+    assert twice.stages[0].answered.sum() == 2 * once.stages[0].answered.sum()
+
+
 def test_judged_as_replayed() -> None:
     """The tokens per step of the last stage are those of the chain on the drafter's own traces."""
     base = chat_base(disturbed=0.1)

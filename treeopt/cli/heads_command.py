@@ -80,7 +80,7 @@ def convert(console: Console, heads: str, output: str, force: bool, **options: A
     for note in (f"read by {HEAD_READERS[to]}", *of_v2, *found.notes):
         console.say(note)
     files = [str(file) for file in found.files]
-    result = {"from": loaded.layout, "to": to, "output": options["output"], "files": files}
+    result = {"from": loaded.layout, "to": to, "output": output, "files": files}
     console.result({**result, "readers": HEAD_READERS[to], "notes": found.notes})
 
 

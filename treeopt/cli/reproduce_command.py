@@ -113,6 +113,14 @@ def _checked(file: Path, mapped: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     return made
 
 
+def _begins_as_json(file: Path) -> bool:
+    """Whether a file's first byte is that of an object, which other files with options do not begin with."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as stream:
+        return stream.read(1) == b"{"
+
+
 @contextlib.contextmanager
 def _again(console: Console, file: Path, name: str, made: Mapping[str, Any], devices: list[str]) -> Iterator[Path]:
     """Run the command again; yields what is to be compared, which is deleted at the end.
@@ -120,7 +128,7 @@ def _again(console: Console, file: Path, name: str, made: Mapping[str, Any], dev
     Files name their drafter relative to their folder, so the new file lies in the folder of the old one.
     """
     content = content_of(file)
-    is_result = file.suffix == ".json" and not note_of(file).exists()
+    is_result = (file.suffix == ".json" or _begins_as_json(file)) and not note_of(file).exists()
     folder = Path(tempfile.mkdtemp(prefix=".treeopt-again-", dir=file.resolve().parent))
     try:
         if is_result:

@@ -285,10 +285,7 @@ def _recycling(job: Material) -> list[Contender]:
 
 
 def _suffix(job: Material, name: str) -> list[Contender]:
-    """The drafts of SuffixDecoding or SAM-Decoding by published settings, and by the best of a grid.
-
-    With a memory they begin with its texts too, and learn each text that is compared, as it does.
-    """
+    """Drafts of SuffixDecoding or SAM-Decoding, published and best of a grid; a memory's texts are learned, too."""
     texts, entries, nodes, memory = job.answered, [], job.options.nodes, job.options.memory
     known = [] if memory is None else [Text("", (), text) for text in memory.texts()]
     best = best_of_grid(name, texts, nodes, job.noted(name))

@@ -49,7 +49,7 @@ class PlanFigures:
     """A tree or policy of a drafter and its figures."""
 
     plan: Plan
-    tokens_per_step: float  # on texts left out of the fit
+    tokens_per_step: float  # each text by a table without it; weights are fitted to all
     seconds: float  # of one step, the shortest of those that were timed
     speedup: float  # over autoregressive decoding in the same loop, dtype and forward, in tokens/s without prefill
     dtype: str  # of the model
@@ -216,8 +216,8 @@ def _plan_parts(found: LearnedDrafter) -> Iterator[Part]:
     best = found.recommended
     yield Table((Column("setting", "setting", key=""), *_PLANS) if several else _PLANS, found.figures, key="sizes")
     yield (
-        "tokens/step: all tokens / all steps, on texts left out; step: the shortest here, batch 1; speedup: over "
-        f"autoregressive decoding in the same loop{' and setting' if several else ''}, without prefill"
+        "tokens/step: all tokens / all steps, each text by a table without it; step: the shortest here, batch 1; "
+        f"speedup: over autoregressive decoding in the same loop{' and setting' if several else ''}, without prefill"
     )
     if any(isinstance(one.plan, TreePolicy) and one.plan.path_tokens for one in found.figures):
         yield "per step: the nodes are path tokens, leaves x (depth + 1), as the model verifies paths as a batch"
