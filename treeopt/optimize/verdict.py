@@ -345,8 +345,9 @@ def verdict_report(found: Verdicts) -> Iterator[Part]:
     """For each batch and context the fastest of each kind; for programs all that was considered."""
     yield Table(_COLUMNS, [row for one in found.verdicts for row in _rows(found, one)])
     yield (
-        "tokens/step: all tokens / all steps, cross-validated for static trees; tokens/s: of the whole batch; speedup: "
-        "over the profile's autoregressive step, with its 90 % interval by the sampling of texts"
+        "tokens/step: all tokens / all steps, cross-validated for static trees; tokens/s: of the whole batch, while no "
+        "text of it has ended; speedup: over the profile's autoregressive step, with its 90 % interval by the sampling "
+        "of texts"
     )
     yield (
         f"best: the greatest speedup, of those within {EQUAL:.1%} the simplest; {_AS_FAST}: the interval of the "
