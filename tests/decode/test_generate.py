@@ -135,7 +135,6 @@ OPTIONS: dict[str, Callable[[PreTrainedModel], dict[str, Any]]] = {
     "decay": lambda model: {**ends(20)(model), "exponential_decay_length_penalty": (3, 2.5)},
     "prefix_allowed_tokens_fn": lambda _: {"prefix_allowed_tokens_fn": allowed},
     "trie": trie,
-    "trie and end": lambda model: trie(model, **ends(9)(model)),
     "second end": lambda model: {"stopping_criteria": [SecondEnd(greedy_text(model)[2])]},
     "second end, a number": lambda model: {"stopping_criteria": [OneNumber(greedy_text(model)[2])]},
     "own processor": lambda _: {"logits_processor": [OddPaths()]},
@@ -169,6 +168,14 @@ def test_equal_to_stock(model: PreTrainedModel, heads: MedusaHeads, name: str, r
         assert stock[0][4:] != greedy_text(model)
 
 
+def test_no_text_after_its_end_is_asked_for(model: PreTrainedModel, heads: MedusaHeads) -> None:
+    """A trie that knows no text with an end token, wherever it stands among the drafts."""
+    for place in range(1, 12):
+        options = {**trie(model, **ends(place)(model)), **ALONE, "do_sample": False, "max_new_tokens": NEW}
+        ours = model.generate(**options, **OWN, heads=heads, tree=TREE)
+        assert ours.tolist() == model.generate(**options).tolist()
+
+
 @pytest.mark.parametrize("rows", INPUTS)
 @pytest.mark.parametrize(
     "name", but_slow(["plain", *sorted(CHANGED)], "plain", "no_repeat_ngram_size", "own and stock")
@@ -185,10 +192,10 @@ def test_equal_to_stock_own_trees(model: PreTrainedModel, name: str, rows: str) 
 def test_kept_decoders_follow_the_config(heads: MedusaHeads) -> None:
     """A context or window that changed between two calls, and autocast in a batch: what stock generate gives."""
     model = tiny_base("mistral", 3).model
-    model.config.max_position_embeddings = 32
-    given = {**ALONE, "do_sample": False, "max_new_tokens": 20}
+    given = {**ALONE, "do_sample": False}
     for context, window in ((32, None), (96, None), (96, 8), (96, 4)):
         model.config.max_position_embeddings, model.config.sliding_window = context, window
+        given["max_new_tokens"] = context - 12
         ours = model.generate(**given, **OWN, heads=heads, tree=TREE)
         assert ours.tolist() == model.generate(**given).tolist()
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -22,7 +22,7 @@ from treeopt.drafting.suffix import PUBLISHED, SAM, SUFFIX, SuffixTrie, steps_of
 from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.errors import TreeoptError
 from treeopt.evaluate import compare as module
-from treeopt.evaluate.baselines import Baseline, Call, Run, Spread, with_generate, with_memory
+from treeopt.evaluate.baselines import WARMING, Baseline, Call, Run, Spread, learning_texts, with_generate, with_memory
 from treeopt.evaluate.compare import NO_DRAFT, NO_HEADS, recycle_texts
 from treeopt.evaluate.comparison import FASTEST, CompareOptions, Comparison, halves, spread_evenly
 from treeopt.evaluate.divergence import gaps_of
@@ -186,9 +186,10 @@ def test_methods_that_read_earlier_texts_learn_the_compared_ones_with_a_memory(m
     """SuffixDecoding and SAM-Decoding in the steps of replay, after the memory's texts; Token Recycling in fewer."""
     given = [*(f"w{i} w{2 * i}" for i in range(4)), *(f"w{i} w7 w8" for i in range(9, 13))]
     memory, options = Memory(1 << 16), {**SMALL, "methods": ["recycling", "suffix", "sam", "ngram"], "repeats": 2}
-    memory.add([*range(5, 25)])
+    alone = compare(model, None, given, **options)
+    memory.add([*alone.texts[0].prompt, *alone.texts[0].answer])
     before = [Text("", (), text) for text in memory.texts()]
-    alone, found = (compare(model, None, given, memory=one, **options) for one in (None, memory))
+    found = compare(model, None, given, memory=memory, **options)
     assert all(row.lossless for row in found.rows)
     asked = spread_evenly(encode_prompts(model, halves(as_prompt_set(given))[0], NEW).texts, 4)
     learned = answer_all(model, asked, AnswerOptions(max_new_tokens=NEW))[0]
@@ -205,6 +206,19 @@ def test_methods_that_read_earlier_texts_learn_the_compared_ones_with_a_memory(m
     assert lengths[0] is not None
     assert lengths[1] is not None
     assert lengths[1].mean_acceptance_length > lengths[0].mean_acceptance_length
+
+
+def test_a_text_is_learned_once_before_the_next_batch() -> None:
+    """Not while warming up, and of several repeats the first."""
+    learned: list[list[tuple[list[int], list[int]]]] = []
+
+    def run(prompts: Sequence[Sequence[int]], _most: int, call: Call) -> list[Run]:
+        return [Run([*prompt, call.repeat], [1], 1, 0.0, 0.0) for prompt in prompts]
+
+    learning = learning_texts(run, lambda texts: learned.append([(text.prompt, text.answer) for text in texts]))
+    for call in (Call(0, part=WARMING), Call(0), Call(0, repeat=1), Call(0, 1), Call(1), Call(2)):
+        learning([[call.batch, call.turn]], 4, call)
+    assert learned == [[([0, 0], [0, 0, 0]), ([0, 1], [0, 1, 0])], [([1, 0], [1, 0, 0])]]
 
 
 def test_lookup_that_fails_is_left_out_with_its_message(model: Base, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_a_head_without_auxiliary_states(base: Base, tmp_path: Path) -> None:
 
 def test_sizes_and_angles_that_configs_name_otherwise(base: Base, tmp_path: Path) -> None:
     """The width of Llama 4's dense layers; a rotation of all dimensions whatever share a config has of its base."""
-    wide = {"model_type": "llama4_text", "intermediate_size": 24, "intermediate_size_mlp": CONFIG["intermediate_size"]}
+    wide = {"model_type": "llama4_text", "intermediate_size": 8, "intermediate_size_mlp": CONFIG["intermediate_size"]}
     rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
     plain, part = ({"rope_parameters": {**rope, **more}} for more in ({}, {"partial_rotary_factor": 0.5}))
     models = [load_draft(head(tmp_path / f"{i}", **one), base).model for i, one in enumerate(({}, wide, plain, part))]

@@ -116,7 +116,7 @@ class Processed(Rule):
     def _process_row(self, index: int, scores: Tensor, tokens: Tensor, depths: list[int], paths: Tensor) -> None:
         """Process the scores [N, V] of one row in place; not those that no text reaches.
 
-        These are below a forbidden draft or an end token, or beyond the longest text: stock `generate` calls no
+        These are at or below a forbidden draft or an end token, or beyond the longest text: stock `generate` calls no
         processor with them, and one of constraints may not know them.
         """
         text = torch.tensor(self.texts[index], device=tokens.device)
@@ -128,7 +128,7 @@ class Processed(Rule):
             if depth:
                 above = paths[nodes, depth - 1]
                 allowed = (scores[above, tokens[nodes]] > -torch.inf).tolist()
-                over = zip(nodes, above.tolist(), tokens[above].tolist(), allowed, strict=True)
+                over = zip(nodes, above.tolist(), tokens[nodes].tolist(), allowed, strict=True)
                 barred |= {one for one, parent, last, fits in over if parent in barred or last in self.eos or not fits}
                 nodes = [node for node in nodes if node not in barred]
             if not nodes:
