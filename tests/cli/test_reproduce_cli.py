@@ -79,6 +79,13 @@ def test_files_without_a_model_are_identical() -> None:
 
 
 @pytest.mark.usefixtures("calibration")
+def test_title_of_a_report_is_no_path() -> None:
+    """Paths of a report are stored without folders, and its title as it was given."""
+    treeopt("report", "--calibration", "calibration.safetensors", "--title", "Latency of /v1/chat", "-o", "r.html")
+    assert stored_configuration("r.html")["report"]["title"] == "Latency of /v1/chat"
+
+
+@pytest.mark.usefixtures("calibration")
 def test_results_of_any_name_and_of_converted_heads() -> None:
     """A result in JSON is known by its content; that of `heads convert` names its folder."""
     treeopt("build", "--nodes", "4", "-o", "named.yaml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pty
@@ -75,6 +76,17 @@ def test_tree_is_shown_with_what_is_expected(built: Tree) -> None:
     assert (data["kind"], data["nodes"], data["leaves"]) == ("static", 12, len(built.leaves))
     assert data["source"] == built.source
     assert data["replay"] is None
+
+
+@pytest.mark.usefixtures("built")
+def test_equal_texts_make_no_error_smaller() -> None:
+    """The standard error is that of clusters of texts, of which there is one where all are equal."""
+    traces = random_calibration(1)
+    save_calibration(dataclasses.replace(traces, token_hashes=("a",) * traces.sequences), "equal.safetensors")
+    shown = (treeopt_json("show", "t.yaml", "--calibration", f"{name}.safetensors") for name in ("c", "equal"))
+    errors = [one["replay"]["standard_error"] for one in shown]
+    assert errors[0] > 0
+    assert errors[1] is None
 
 
 @pytest.mark.usefixtures("built")

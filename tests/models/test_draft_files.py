@@ -12,7 +12,7 @@ import pytest
 import torch
 from hostile_seeds import EAGLE
 from mtp_checkpoints import write
-from naive_modules import random_state
+from naive_modules import layer_config, peagle_specforge, random_state
 from safetensors.torch import load_file, save_file
 from tiny import tiny_base
 from tiny_modules import tiny_module
@@ -95,6 +95,17 @@ def test_sizes_and_angles_that_configs_name_otherwise(base: Base, tmp_path: Path
     assert torch.equal(logits[0], logits[1])
     assert torch.equal(logits[2], logits[3])
     assert not torch.equal(logits[0], logits[2])
+
+
+def test_a_peagle_of_many_layers(tmp_path: Path) -> None:
+    """It is no draft model by its number of layers."""
+    base = tiny_base("llama", 1, vocab_size=96, hidden_size=32, num_hidden_layers=6)
+    config = peagle_specforge(layer_config(5))
+    state = random_state("peagle-specforge", config, 6, 0)
+    save_file({key: one.contiguous() for key, one in state.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    draft = load_draft(str(tmp_path), base)
+    assert (draft.model.wiring.title, len(draft.model.decoder.layers)) == ("P-EAGLE (SpecForge)", 5)
 
 
 def test_what_engines_do_not_read(base: Base, tmp_path: Path) -> None:
