@@ -80,6 +80,20 @@ def ends(*places: int) -> Callable[[PreTrainedModel], dict[str, Any]]:
     return lambda model: {"eos_token_id": [greedy_text(model)[place] for place in places]}
 
 
+class NothingFits(LogitsProcessor):
+    """A processor of the user's own: forbids every token after texts of odd sums."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.masked_fill((input_ids.sum(-1, keepdim=True) % 2).bool(), -torch.inf)
+
+
+def own_prefixes(batch: int, ids: Tensor) -> list[int]:
+    """As `allowed`; the row must be that of the text."""
+    known = [rows["input_ids"][batch].tolist() for rows in INPUTS.values() if batch < len(rows["input_ids"])]
+    assert any(ids.tolist()[: len(one)] == one for one in known), batch
+    return allowed(batch, ids)
+
+
 class SecondEnd(StoppingCriteria):
     """A criterion with an end token, which ends a row at its second one."""
 
@@ -135,6 +149,8 @@ OPTIONS: dict[str, Callable[[PreTrainedModel], dict[str, Any]]] = {
     "decay": lambda model: {**ends(20)(model), "exponential_decay_length_penalty": (3, 2.5)},
     "prefix_allowed_tokens_fn": lambda _: {"prefix_allowed_tokens_fn": allowed},
     "trie": trie,
+    "nothing fits": lambda _: {"logits_processor": [NothingFits()]},
+    "own and prefixes": lambda _: {"logits_processor": [OddPaths()], "prefix_allowed_tokens_fn": own_prefixes},
     "second end": lambda model: {"stopping_criteria": [SecondEnd(greedy_text(model)[2])]},
     "second end, a number": lambda model: {"stopping_criteria": [OneNumber(greedy_text(model)[2])]},
     "own processor": lambda _: {"logits_processor": [OddPaths()]},
@@ -190,7 +206,7 @@ def test_equal_to_stock_own_trees(model: PreTrainedModel, name: str, rows: str) 
 
 
 def test_kept_decoders_follow_the_config(heads: MedusaHeads) -> None:
-    """A context or window that changed between two calls, and autocast in a batch: what stock generate gives."""
+    """A context or window that changed between two calls: what stock generate gives. A batch runs under autocast."""
     model = tiny_base("mistral", 3).model
     given = {**ALONE, "do_sample": False}
     for context, window in ((32, None), (96, None), (96, 8), (96, 4)):

@@ -209,21 +209,25 @@ def test_configs_that_say_the_same(base: Base, tmp_path: Path) -> None:
     ropes["sliding_attention"]["rope_type"] = "default"
     nested = {**inner, "rope_parameters": ropes}
     found = written("ropes", "dflash-speculators", transformer_layer_config=nested)
-    assert found.config.rope_parameters["rope_theta"] == 1e4
+    assert found.config.rope_parameters["rope_theta"] == 5e5
     top = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
     assert written("above", "dflash-speculators", **top).config.layer_types == top["layer_types"]
+    both = written("both", "dflash-speculators", transformer_layer_config=nested, **top)
+    assert both.config.rope_parameters["rope_theta"] == 1e4
+    within = {"transformer_layer_config": {**inner, **top}, **dict.fromkeys(top)}
+    assert written("null", "dflash-speculators", **within).config.layer_types == top["layer_types"]
 
 
 def test_drafts_of_a_block_say_whether_its_root_predicts(base: Base, tmp_path: Path) -> None:
     """DSpark of speculators without its key: a block of five rows with four drafts does not predict at the root."""
-    for drafts in (4, 5):
+    for drafts in (3, 4, 5):
         folder, _ = drafter_in(tmp_path / str(drafts), "dspark-speculators", base)
         config = json.loads((Path(folder) / "config.json").read_text())
         config.pop("sample_from_anchor", None)
         config["speculators_config"] = {"proposal_methods": [{"speculative_tokens": drafts}]}
         (Path(folder) / "config.json").write_text(json.dumps(config))
         wiring = load_draft(folder, base).model.wiring
-        assert (wiring.size, wiring.from_root) == (5, drafts == 5)
+        assert (wiring.size, wiring.from_root) == (5, drafts != 4)
         assert wiring.title == "DSpark (speculators)"
 
 

@@ -84,7 +84,8 @@ def run(console: Console, **options: Any) -> None:
     For each drafter the tree with the most tokens per second by timed steps is decoded as well. The last row,
     recommended, repeats the method with the highest measured speed; it is autoregressive decoding where no method is
     faster by 2 %. With --memory per-step trees of drafters with an n-gram table are decoded once more, each text with
-    those before it in a memory. With several --dtype, and with --compile, all methods are compared in each setting.
+    those before it in a memory; `suffix`, `sam` and `recycling` learn these, too. With several --dtype, and with
+    --compile, all methods are compared in each setting.
 
     Takes about 6 minutes for the built-in model and its prompts on two CPU cores.
     """
@@ -166,5 +167,5 @@ def _settings(options: Mapping[str, Any]) -> CompareOptions:
         if unknown:
             raise click.BadParameter(f"no method {unknown[0]!r}; they are {' '.join(METHODS)}", param_hint="--methods")
         if options["memory"] is not None and not any("ngram" in name for name in chosen["methods"]):
-            raise click.UsageError("--memory is read by methods with an n-gram table, and --methods names none")
+            raise click.UsageError("--memory adds rows of methods with an n-gram table, and --methods names none")
     return CompareOptions(division=division_of(options), **chosen)

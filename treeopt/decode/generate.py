@@ -120,39 +120,42 @@ class Processed(Rule):
         processor with them, and one of constraints may not know them.
         """
         text = torch.tensor(self.texts[index], device=tokens.device)
-        processors, copies = self._of_row(index), len(self._prompts)
+        processors, by_row = self._of_row(index)
+        copies = len(self._prompts)
         barred = set[int]()
         for depth in range(min(depths[-1] + 1, self.most - 1 - len(text))):
             # The texts of one depth have equal lengths, so one call takes them all.
             nodes = [node for node, at in enumerate(depths) if at == depth]
             if depth:
                 above = paths[nodes, depth - 1]
-                allowed = (scores[above, tokens[nodes]] > -torch.inf).tolist()
-                over = zip(nodes, above.tolist(), tokens[nodes].tolist(), allowed, strict=True)
+                drawn = tokens[nodes]
+                allowed = (scores[above, drawn] > -torch.inf) | (
+                    drawn == best(scores[above])
+                )  # where all are forbidden
+                over = zip(nodes, above.tolist(), drawn.tolist(), allowed.tolist(), strict=True)
                 barred |= {one for one, parent, last, fits in over if parent in barred or last in self.eos or not fits}
                 nodes = [node for node in nodes if node not in barred]
             if not nodes:
                 break
             ids = torch.cat([text.expand(len(nodes), -1), tokens[paths[nodes, : depth + 1]]], dim=1)
-            if processors:
+            if not by_row:
                 scores[nodes] = processors(ids, scores[nodes])
                 continue
             for node, line in zip(nodes, ids, strict=True):  # the result may depend on the row, so it is in each
-                scores[node] = self._processors(line.expand(copies, -1), scores[node].repeat(copies, 1))[index]
+                scores[node] = processors(line.expand(copies, -1), scores[node].repeat(copies, 1))[index]
 
-    def _of_row(self, index: int) -> LogitsProcessorList | None:
-        """The processors for any number of continuations of one row; None where their result may depend on the row."""
-        found = LogitsProcessorList()
+    def _of_row(self, index: int) -> tuple[LogitsProcessorList, bool]:
+        """The processors for continuations of one row, and whether their result may depend on the place in a batch."""
+        found, by_row = LogitsProcessorList(), False
         for one in self._processors:
-            if type(one).__module__ != stock.__name__ or isinstance(one, _BY_ROW):
-                return None
+            by_row |= type(one).__module__ != stock.__name__ or isinstance(one, _BY_ROW)
             ignored = getattr(one, "prompt_ignore_length", None)
             if isinstance(one, stock.RepetitionPenaltyLogitsProcessor) and isinstance(ignored, Tensor):
                 one = stock.RepetitionPenaltyLogitsProcessor(one.penalty, int(ignored[index]))
             if isinstance(one, stock.PrefixConstrainedLogitsProcessor):
                 one = stock.PrefixConstrainedLogitsProcessor(_of_one_row(one._prefix_allowed_tokens_fn, index), 1)
             found.append(one)
-        return found
+        return found, by_row
 
 
 def _of_one_row(allowed: Callable[[int, Tensor], list[int]], index: int) -> Callable[[int, Tensor], list[int]]:
@@ -198,7 +201,7 @@ def kept_decoder(
     key = _key(model, heads, tree, drafter, draft)
     with _kept_lock:
         mine = [] if key is None else _kept.setdefault(model, [])
-        mine[:] = [one for one in mine if key and one[0][0] == key[0]]  # no call can use those of another dtype
+        mine[:] = [one for one in mine if key and one[0][0] == key[0]]  # no call can use those of another setting
         place = next((i for i, one in enumerate(mine) if one[0] == key), None)
         decoder = None if place is None else mine.pop(place)[1]
     if decoder is None:

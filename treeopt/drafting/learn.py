@@ -296,8 +296,8 @@ class _Given:
                 while tokens[i] < len(advance):
                     tokens[i] += advance[tokens[i]]
                     steps[i] += 1
-        first = {tuple(text.answer): text.dialogue for text in reversed(some)}  # equal answers are of one cluster, too
-        by_cluster = by_text([first[tuple(text.answer)] for text in some], tokens, steps)
+        first = {text.dialogue: str(text.answer) for text in reversed(some)}  # equal ones are of one cluster, too
+        by_cluster = by_text([first[text.dialogue] for text in some], tokens, steps)
         return dict(zip(("answered", "steps"), by_cluster, strict=True)), {}
 
 

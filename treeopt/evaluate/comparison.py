@@ -52,7 +52,8 @@ class CompareOptions:
         batch_size: prompts that are answered together while learning; texts are judged one at a time.
         chat_template: apply the tokenizer's chat template to requests, where it has one.
         prompts_learn: prompts to learn from, in any form that prompts have; None for the first half of each category.
-        memory: the per-step trees of drafters with an n-gram table are decoded with it too, and it learns the texts.
+        memory: the per-step trees of drafters with an n-gram table are decoded with it too, and it learns the texts, as
+            do Token Recycling, SuffixDecoding and SAM-Decoding then.
         division: the processes of a command, which divide the texts that are judged; each of them learns, and
             `divided_compare` returns None to all but the first.
 

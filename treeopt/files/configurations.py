@@ -183,7 +183,7 @@ def write_note(path: str | os.PathLike[str], configuration: Configuration) -> No
 def is_note(path: Path) -> bool:
     """Whether a file begins as a note does."""
     with open(path, "rb") as file:
-        return f"\nschema: {_NOTE_SCHEMA}\n".encode() in file.read(_NOTE_START)
+        return f"schema: {_NOTE_SCHEMA}".encode() in file.read(_NOTE_START)
 
 
 def _noted(path: Path) -> dict[str, Any]:

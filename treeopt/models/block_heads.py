@@ -11,7 +11,7 @@ the row of the level after the norm and u its logits:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ class TokenHead(nn.Module, ABC):
 
     state_size = 0
 
-    def read(self, tokens: Tensor, embeddings: nn.Module) -> Tensor:
+    def read(self, tokens: Tensor, embeddings: Callable[[Tensor], Tensor]) -> Tensor:
         """What the head reads of tokens int64 [B, n] of the base, float [B, n, r]; here their embeddings."""
         read: Tensor = embeddings(tokens)
         return read
@@ -56,7 +56,7 @@ class MarkovHead(TokenHead):
         if kind == RNN:
             self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
 
-    def read(self, tokens: Tensor, embeddings: nn.Module) -> Tensor:
+    def read(self, tokens: Tensor, embeddings: Callable[[Tensor], Tensor]) -> Tensor:
         read: Tensor = self.markov_w1(tokens)
         return read
 
@@ -80,7 +80,7 @@ class CandidateSelector(TokenHead):
         self.successor_codebook = nn.Parameter(torch.zeros(draft_vocab_size, rank))
         self.hidden_projection = nn.Linear(width, rank, bias=False)
 
-    def read(self, tokens: Tensor, embeddings: nn.Module) -> Tensor:
+    def read(self, tokens: Tensor, embeddings: Callable[[Tensor], Tensor]) -> Tensor:
         return self.predecessor_codebook[tokens]
 
     def forward(self, level: int, logits: Tensor, row: Tensor, read: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

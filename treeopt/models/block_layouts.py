@@ -19,6 +19,7 @@ from treeopt.models.block_heads import MARKOV_KINDS, VANILLA
 from treeopt.models.block_module import BlockWiring
 
 PARTS = ("dflash_config", "dspark_config")  # of a config, with settings; the last decides
+_WINDOWS = ("layer_types", "sliding_window", "use_sliding_window")  # that speculators may have outside its layers
 _BLOCK = 16  # rows of a block where the config does not say: of z-lab and SGLang
 _AUX, _TARGETS = "aux_hidden_state_layer_ids", "target_layer_ids"
 _TWIN = "encoder.output_norm_enc.weight"  # a tensor of transformers' own layout
@@ -98,7 +99,7 @@ def _typed(config: Mapping[str, Any], shapes: Iterable[str]) -> Mapping[str, Any
         config = {**config, "model_type": "qwen3"}
     part = config.get("transformer_layer_config")
     if isinstance(part, Mapping):
-        above = {key: config[key] for key in ("layer_types", "sliding_window", "use_sliding_window") if key in config}
+        above = {key: config[key] for key in _WINDOWS if config.get(key) is not None}
         normed = part.get("model_type") == "llama" and "layers.0.self_attn.q_norm.weight" in shapes
         part = {**part, **above, **({"model_type": "qwen3"} if normed else {})}
         config = {**config, "transformer_layer_config": part}
@@ -166,7 +167,7 @@ def _from_root(config: Mapping[str, Any], settings: Mapping[str, Any], size: int
     """Whether the root's row predicts, by the config, or else by the drafts of a block of this size, or by its name."""
     said = [settings[key] for key in ("sample_from_anchor", "shift_label") if isinstance(settings.get(key), bool)]
     drafts = layouts.proposed(config.get("speculators_config"))
-    if not said and drafts is not None and drafts < size:  # from the root on a block has one more
+    if not said and drafts == size - 1:  # from the root on a block has one more
         return False
     names = f"{config.get('architectures')} {config.get(layouts.SPECULATORS, '')}".lower()
     return bool(said[0]) if said else "dspark" in names or settings.get("projector_type") == "dspark"

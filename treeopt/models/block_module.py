@@ -129,9 +129,7 @@ class BlockModule(StateModule):
         """
         head, at = self.token_head, slice(level, level + 1)
         assert head is not None
-        found: tuple[Tensor, Tensor] = head(
-            level, block[:, at], rows[:, at], head.read(tokens, self.get_input_embeddings()), state
-        )
+        found: tuple[Tensor, Tensor] = head(level, block[:, at], rows[:, at], head.read(tokens, self.embedded), state)
         return found
 
     def confidence(self, row: Tensor, tokens: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ def eagle_layout(
     wide = len(query) == 2 and query[1] == 2 * width
     head = shapes.get("lm_head.weight", ())
     # Without auxiliary states an EAGLE-3 head reads the last one as it is; engines do not read an fc of such a file.
-    last = wide and config.get("use_aux_hidden_state") is False
+    last = wide and not is_parallel(shapes, config) and config.get("use_aux_hidden_state") is False
     project = wide and (not last or state_size(name, config, width) != width)
     state_norms = project and ("fc_norm.0.weight" in shapes or config.get("fc_norm") is True)
     joint_norm = project and ("input_norm.weight" in shapes or config.get("norm_before_fc") is True)
@@ -354,10 +354,13 @@ def decoder_config(name: str, config: Mapping[str, Any], keys: Iterable[str], ki
         rope |= known[key] if isinstance(known.get(key), Mapping) else {}
     named = str(content.get("model_type", kind))
     by_kind = {key: one for key, one in rope.items() if isinstance(one, Mapping)}  # of layers, which speculators reads
-    if named in _ONE_ROPE and (by_kind or "partial_rotary_factor" in rope):  # these classes rotate all
-        rope = {**by_kind.get(SLIDING, next(iter(by_kind.values())))} if by_kind else rope
-        rope.pop("partial_rotary_factor", None)
-        known |= {"rope_scaling": None, "rope_parameters": rope}
+    if named in _ONE_ROPE:  # these classes rotate all
+        known.pop("partial_rotary_factor", None)
+        if by_kind:
+            wanted = SLIDING if SLIDING in (known.get("layer_types") or [SLIDING]) else "full_attention"
+            rope = dict(by_kind.get(wanted, next(iter(by_kind.values()))))
+        if by_kind or rope.pop("partial_rotary_factor", None) is not None:
+            known |= {"rope_scaling": None, "rope_parameters": rope}
     if "mrope" in (rope.get("type"), rope.get("rope_type")):  # its three parts have one position in a text
         known |= {"rope_scaling": None, "rope_parameters": {**rope, "type": "default", "rope_type": "default"}}
     if isinstance(kinds := known.get("layer_types"), list):
