@@ -129,9 +129,8 @@ class Processed(Rule):
             if depth:
                 above = paths[nodes, depth - 1]
                 drawn = tokens[nodes]
-                allowed = (scores[above, drawn] > -torch.inf) | (
-                    drawn == best(scores[above])
-                )  # where all are forbidden
+                # The choice is one where all tokens are forbidden, too.
+                allowed = (scores[above, drawn] > -torch.inf) | (drawn == best(scores[above]))
                 over = zip(nodes, above.tolist(), drawn.tolist(), allowed.tolist(), strict=True)
                 barred |= {one for one, parent, last, fits in over if parent in barred or last in self.eos or not fits}
                 nodes = [node for node in nodes if node not in barred]

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -29,6 +29,10 @@ from treeopt.models.hub import built_in, find_base, find_weights, here, looks_lo
 from treeopt.models.tensors import State, fingerprints, listed, misfit, read_config, tensor_loaders
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_WITH_MTP = (
+    *_WEIGHTS[1::-1],
+    *_WEIGHTS[:1:-1],
+)  # an index first, which may name a file of MTP layers beside the base's
 _DECODER, _EXPERT = "decoder.", re.compile(r"(.*\.experts\.)(\d+)(\..*)")
 _FEW_LAYERS = 4  # a config of more describes a draft model
 
@@ -93,8 +97,8 @@ def _may_be_module(config: Mapping[str, Any]) -> bool:
     return layouts.SPECULATORS in config or block or not isinstance(layers, int) or layers <= _FEW_LAYERS
 
 
-def _weights(folder: Path, name: str) -> Path:
-    found = next((folder / file for file in _WEIGHTS if (folder / file).exists()), None)
+def _weights(folder: Path, name: str, files: Sequence[str] = _WEIGHTS) -> Path:
+    found = next((folder / file for file in files if (folder / file).exists()), None)
     if found is None:
         raise TreeoptError(Code.FILE_MISSING, f"{name} has no weights: none of {', '.join(_WEIGHTS)}")
     return found
@@ -112,7 +116,7 @@ def _load_mtp(base: Base) -> Base:
     folder = find_base(base.name)
     config, loaders = base.model.config, dict[str, Any]()
     if folder.is_dir() and any((folder / file).exists() for file in _WEIGHTS):
-        loaders |= tensor_loaders(_weights(folder, base.name), lambda _, keys: _all_mtp(keys, config))
+        loaders |= tensor_loaders(_weights(folder, base.name, _WITH_MTP), lambda _, keys: _all_mtp(keys, config))
     tensors, unread = layouts.mtp_tensors(loaders, config), layouts.unread_mtp(config)
     other = [key for key in loaders if re.search(r"(^|\.)mtp\w*\.", key)]
     if not tensors or unread:

@@ -359,7 +359,7 @@ def decoder_config(name: str, config: Mapping[str, Any], keys: Iterable[str], ki
         if by_kind:
             wanted = SLIDING if SLIDING in (known.get("layer_types") or [SLIDING]) else "full_attention"
             rope = dict(by_kind.get(wanted, next(iter(by_kind.values()))))
-        if by_kind or rope.pop("partial_rotary_factor", None) is not None:
+        if rope.pop("partial_rotary_factor", None) is not None or by_kind:
             known |= {"rope_scaling": None, "rope_parameters": rope}
     if "mrope" in (rope.get("type"), rope.get("rope_type")):  # its three parts have one position in a text
         known |= {"rope_scaling": None, "rope_parameters": {**rope, "type": "default", "rope_type": "default"}}
