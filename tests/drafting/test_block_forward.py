@@ -212,6 +212,10 @@ def test_configs_that_say_the_same(base: Base, tmp_path: Path) -> None:
     assert found.config.rope_parameters["rope_theta"] == 5e5
     top = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
     assert written("above", "dflash-speculators", **top).config.layer_types == top["layer_types"]
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    outside = {**inner, "rope_parameters": yarn, "partial_rotary_factor": 0.5}
+    rotary = written("outside", "dflash-speculators", transformer_layer_config=outside).decoder.rotary_emb
+    assert 2 * len(rotary.inv_freq) == inner["head_dim"]
     both = written("both", "dflash-speculators", transformer_layer_config=nested, **top)
     assert both.config.rope_parameters["rope_theta"] == 1e4
     within = {"transformer_layer_config": {**inner, **top}, **dict.fromkeys(top)}
@@ -238,6 +242,12 @@ def test_a_block_reads_embeddings_without_the_scale_of_gemma(tmp_path: Path) -> 
     model = load_draft(drafter_in(tmp_path / "draft", "dflash", base)[0], base).model
     table = base.model.get_input_embeddings().weight
     assert torch.equal(model.embedded_rows(torch.tensor([[5, 5]]))[0], table[[5, 95]])
+    domino, seen = load_draft(drafter_in(tmp_path / "domino", "domino", base)[0], base).model, list[Tensor]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(domino.domino), "read", lambda _, tokens, embeddings: seen.append(embeddings(tokens)))
+        patch.setattr(type(domino.domino), "forward", lambda *_: None)
+        domino.after(0, torch.zeros(1, 4, 1), torch.zeros(1, 4, 1), torch.tensor([[5]]), torch.zeros(1))
+    assert torch.equal(seen[0][0, 0], table[5])
 
 
 REFUSED = {

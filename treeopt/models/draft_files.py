@@ -29,10 +29,8 @@ from treeopt.models.hub import built_in, find_base, find_weights, here, looks_lo
 from treeopt.models.tensors import State, fingerprints, listed, misfit, read_config, tensor_loaders
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-_WITH_MTP = (
-    *_WEIGHTS[1::-1],
-    *_WEIGHTS[:1:-1],
-)  # an index first, which may name a file of MTP layers beside the base's
+# An index first, which may name a file of MTP layers beside the base's.
+_WITH_MTP = (*_WEIGHTS[1::-1], *_WEIGHTS[:1:-1])
 _DECODER, _EXPERT = "decoder.", re.compile(r"(.*\.experts\.)(\d+)(\..*)")
 _FEW_LAYERS = 4  # a config of more describes a draft model
 
